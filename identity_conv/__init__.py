@@ -1,0 +1,79 @@
+"""The whole road of a PyTorch custom operation, C++ first.
+
+``import identity_conv`` compiles and loads the operator library on first import. The command line
+marks its process before it gets here (see ``entry``), and then the library waits for the first name
+that needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .extension import CompileError, Extension
+    from .model import IdentityConvCustomClass, IdentityConvCustomOp, IdentityModel
+    from .ops import identity_conv
+    from .package import Package, compile_package, load_package
+    from .program import export
+    from .toolchain import BuildError, ToolchainError
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BuildError": "toolchain",
+    "CompileError": "extension",
+    "Extension": "extension",
+    "IdentityConvCustomClass": "model",
+    "IdentityConvCustomOp": "model",
+    "IdentityModel": "model",
+    "Package": "package",
+    "ToolchainError": "toolchain",
+    "compile_package": "package",
+    "export": "program",
+    "identity_conv": "ops",
+    "load_package": "package",
+}
+
+__all__ = [
+    "BuildError",
+    "CompileError",
+    "Extension",
+    "IdentityConvCustomClass",
+    "IdentityConvCustomOp",
+    "IdentityModel",
+    "Package",
+    "ToolchainError",
+    "compile_package",
+    "export",
+    "identity_conv",
+    "load_package",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _is_command() -> bool:
+    """Whether this process is the command line, which decides itself when to build."""
+    started_as_module = any(
+        flag == "-m" and module == __name__ for flag, module in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
+    )
+    return "_identity_conv_entry" in sys.modules or started_as_module
+
+
+if not _is_command():
+    from . import toolchain
+
+    toolchain.check_torch()
+    importlib.import_module(".ops", __name__)

@@ -1,0 +1,35 @@
+"""The operator library of the worked example, and the operator's Python side.
+
+Importing this module builds the library if need be, and loads it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import targets
+
+library = targets.operators().load()
+
+
+def identity_conv(x: torch.Tensor) -> torch.Tensor:
+    """A fresh tensor with the values of `x`.
+
+    Args:
+        x: any dense (strided) tensor: every dtype that ``torch.clone`` copies, any shape and strides,
+            on any device.
+
+    Returns:
+        A tensor with `x`'s shape, dtype and device, and the strides of ``torch.clone(x)``; values are
+        equal bit for bit.
+
+    Raises:
+        ValueError: `x` is sparse, quantized, nested or mkldnn.
+
+    Example::
+
+        >>> import torch, identity_conv
+        >>> identity_conv.identity_conv(torch.arange(3))
+        tensor([0, 1, 2])
+    """
+    return torch.ops.my_ops.identity_conv_op(x)

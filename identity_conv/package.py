@@ -1,0 +1,161 @@
+"""From an exported program to `model.pt2`, and back to a callable."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shlex
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from . import settings, targets, toolchain
+
+
+def compile_package(
+    program: ExportedProgram,
+    path: str | os.PathLike[str],
+    *,
+    inductor_configs: Mapping[str, Any] | None = None,
+) -> Path:
+    """Compiles `program` with AOTInductor into the package at `path`.
+
+    Args:
+        program: what :func:`identity_conv.export` returns.
+        path: where the package goes; its name ends in ``.pt2``. An older file is replaced only by a
+            finished one.
+        inductor_configs: more settings of ``torch._inductor.config``, by name.
+
+    Returns:
+        `path`.
+
+    Raises:
+        TypeError: `program` isn't an ``ExportedProgram``.
+        ValueError: `path` doesn't end in ``.pt2``.
+        FileNotFoundError: the folder of `path` isn't there.
+        ToolchainError: the machine has no compiler that torch's headers accept.
+    """
+    target = Path(path)
+    if not isinstance(program, ExportedProgram):
+        raise TypeError(
+            "compile_package: program must be an ExportedProgram (see identity_conv.export), "
+            f"got {type(program).__name__}"
+        )
+    if target.suffix != ".pt2":
+        raise ValueError(f"compile_package: path must end in .pt2, got {str(target)!r}")
+    if not target.absolute().parent.is_dir():
+        raise FileNotFoundError(f"compile_package: the folder of path isn't there: {target.absolute().parent}")
+
+    configs = {"cpp.cxx": (None, str(_binding_compiler())), **(inductor_configs or {})}
+    # The archive's inner folder has the file's name: the scratch file keeps it, in a folder of its own.
+    with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", dir=target.absolute().parent) as scratch:
+        unfinished = Path(scratch) / target.name
+        torch._inductor.aoti_compile_and_package(program, package_path=str(unfinished), inductor_configs=configs)
+        unfinished.replace(target)
+    return target
+
+
+def _binding_compiler() -> Path:
+    """The C++ compiler behind a script that binds a shared library's own symbols inside it.
+
+    A package shares weak libstdc++ symbols with libtorch; built by g++ 13 for torch 2.11 it crashes
+    in ``std::regex`` as it loads, unless it is linked with ``-Bsymbolic``. Only linking takes the
+    flag: inductor compiles a header with the same compiler, and there it would be refused.
+    """
+    compiler = toolchain.compiler()
+    # Inductor tells g++ from clang++ by the program's name.
+    script = settings.cache_dir() / f"linking-{compiler.kind}" / os.path.basename(compiler.path)
+    real = shlex.quote(compiler.path)
+    text = (
+        "#!/bin/sh\n"
+        f'for argument; do [ "$argument" = -shared ] && exec {real} "$@" -Wl,-Bsymbolic; done\n'
+        f'exec {real} "$@"\n'
+    )
+    if not script.exists() or script.read_text() != text:
+        script.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = script.with_name(f".{script.name}.{os.getpid()}")
+        unfinished.write_text(text)
+        unfinished.chmod(0o700)
+        unfinished.replace(script)
+    return script
+
+
+@functools.cache
+def _runtime() -> ModuleType:
+    """The C++ runtime's Python module, built and imported once."""
+    extension = targets.binding()
+    spec = importlib.util.spec_from_file_location(extension.name, extension.build())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Package:
+    """A loaded `model.pt2`, called as the model was.
+
+    An input that requires grad is run without grad.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self._package = _runtime().Package.open(os.fspath(path))
+        in_spec, out_spec = self._package.call_spec
+        self._in_spec = pytree.treespec_loads(in_spec)
+        self._out_spec = pytree.treespec_loads(out_spec)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model on `args` and `kwargs`, structured as in the export; returns what it returned.
+
+        Raises:
+            TypeError: the arguments have another structure than the exported ones.
+            RuntimeError: a tensor has another shape, dtype, device or strides than the package takes.
+        """
+        expected = self._in_spec.children()[1].context
+        if set(kwargs) == set(expected):
+            kwargs = {name: kwargs[name] for name in expected}
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self._in_spec:
+            raise TypeError(
+                f"{self.path.name}: arguments must be structured as in the export, "
+                f"{_describe(self._in_spec)}, got {_describe(spec)}"
+            )
+        outputs = self._package.run(*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
+        return pytree.tree_unflatten(outputs, self._out_spec)
+
+    def __repr__(self) -> str:
+        return f"Package({str(self.path)!r}, device={self._package.device!r})"
+
+
+def _describe(spec: pytree.TreeSpec) -> str:
+    args, kwargs = pytree.tree_unflatten(["*"] * spec.num_leaves, spec)
+    words = [str(arg).replace("'*'", "*") for arg in args]
+    words += [f"{name}={str(value).replace(chr(39) + '*' + chr(39), '*')}" for name, value in kwargs.items()]
+    return f"({', '.join(words)})"
+
+
+def load_package(path: str | os.PathLike[str]) -> Package:
+    """Loads the package at `path` for its device.
+
+    The operator libraries that it needs must be loaded: ``import identity_conv`` loads ``my_ops``, an
+    :class:`identity_conv.Extension` loads its own.
+
+    Raises:
+        FileNotFoundError: there is no file at `path`.
+        RuntimeError: the file is no package, is damaged, or needs an operator, a class or a device
+            that isn't there.
+
+    Example::
+
+        >>> package = load_package("model.pt2")
+        >>> y = package(torch.randn(2, 3, 8, 8))
+    """
+    return Package(path)

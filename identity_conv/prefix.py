@@ -1,0 +1,70 @@
+"""A finished installation in one folder: `identity-conv build --prefix` lays it down, import uses it.
+
+::
+
+    bin/identity-conv-run           the program without Python
+    lib/lib<name>.so                operator libraries
+    lib/identity_conv/              the Python binding of the runtime, and what it was all made for
+    include/identity_conv/*.h
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from . import settings, toolchain
+from .toolchain import BuildError
+
+RECORD = Path("lib") / "identity_conv" / "prefix.json"
+_FOLDERS = {"library": Path("lib"), "module": Path("lib") / "identity_conv", "program": Path("bin")}
+
+
+def find(prefix: Path, file_name: str, kind: str) -> Path | None:
+    """The file of that name in `prefix`, or None where it has none.
+
+    Raises:
+        BuildError: `prefix` holds no installation, or one made for another torch, ABI, platform or Python.
+    """
+    setting = f"{settings.PREFIX.name}={prefix}"
+    remedy = f"lay it down again with `identity-conv build --prefix {prefix}`, or unset {settings.PREFIX.name}"
+    try:
+        record = json.loads((prefix / RECORD).read_text())
+    except OSError:
+        raise BuildError(f"{setting} holds no installation of identity_conv: {remedy}") from None
+    except ValueError:
+        raise BuildError(f"{setting} has a damaged record {RECORD}: {remedy}") from None
+    for name, here in _facts().items():
+        if (made_for := record.get(name)) != here:
+            raise BuildError(f"{setting} was made for {name} {made_for}, and this is {name} {here}: {remedy}")
+    path = prefix / _FOLDERS[kind] / file_name
+    return path if path.is_file() else None
+
+
+def install(prefix: Path, files: Iterable[tuple[str, Path]]) -> list[Path]:
+    """Copies built files, each with its kind, and the headers into `prefix`; returns what was laid down.
+
+    Each file takes its place by rename, so a process that has the old one mapped keeps it.
+    """
+    laid = []
+    headers = sorted((settings.source_dir() / "include" / "identity_conv").glob("*.h"))
+    wanted = [(_FOLDERS[kind] / file.name, file) for kind, file in files]
+    wanted += [(Path("include") / "identity_conv" / header.name, header) for header in headers]
+    for place, file in wanted:
+        target = prefix / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = target.with_name(f".{target.name}.new")
+        shutil.copy2(file, scratch)
+        scratch.replace(target)
+        laid.append(target)
+    record = prefix / RECORD
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps(_facts(), indent=1))
+    return [*laid, record]
+
+
+def _facts() -> dict[str, str]:
+    return {**toolchain.torch_facts(), "platform": toolchain.platform(), "Python": sys.implementation.cache_tag}

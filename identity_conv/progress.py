@@ -1,0 +1,56 @@
+"""What a cold build says while it runs: on stderr, with a bar on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+#: Seconds that a unit takes on one core of an ordinary machine, for the estimate alone.
+SECONDS_PER_UNIT = {".cpp": 9.0, ".cu": 4.0}
+
+
+@contextmanager
+def building(name: str, sources: list[Path], folder: Path, compiler: str, archs: str | None) -> Iterator[None]:
+    """Announces a build of `sources` in `folder`, shows how many units are done, and says the time it took."""
+    import os
+
+    seconds = sum(SECONDS_PER_UNIT.get(source.suffix, 9.0) for source in sources)
+    jobs = min(len(sources), len(os.sched_getaffinity(0)))
+    device = f"CPU and CUDA {archs}" if archs else "CPU"
+    _say(
+        f"compiling {name} for {device} with {compiler}: {', '.join(source.name for source in sources)}; "
+        f"about {seconds / jobs + 2:.0f} s, once"
+    )
+    start = time.monotonic()
+    done = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(len(sources), folder, done), daemon=True)
+    if sys.stderr.isatty():
+        watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if watcher.is_alive():
+            watcher.join()
+    _say(f"built {name} in {time.monotonic() - start:.1f} s")
+
+
+def _watch(units: int, folder: Path, done: threading.Event) -> None:
+    """A bar over the object files, which appear as their compilers finish, and the library."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("compiling", total=units + 1)
+        while not done.wait(0.2):
+            finished = sum(1 for _ in folder.glob("*.o"))
+            progress.update(task, completed=finished, description="linking" if finished == units else "compiling")
+
+
+def _say(text: str) -> None:
+    print(f"identity_conv: {text}", file=sys.stderr, flush=True)

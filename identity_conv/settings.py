@@ -1,0 +1,68 @@
+"""Every environment variable that is honoured, and every folder that follows from them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable: its name, the kind of value, its default and what it means."""
+
+    name: str
+    kind: str
+    default: str
+    meaning: str
+
+    def value(self) -> str | None:
+        """The variable's text, or None where it is unset or empty."""
+        return os.environ.get(self.name) or None
+
+
+CACHE_DIR = Setting(
+    "IDENTITY_CONV_CACHE_DIR",
+    "folder",
+    "~/.cache/identity_conv",
+    "where builds live (XDG_CACHE_HOME is honoured)",
+)
+PREFIX = Setting(
+    "IDENTITY_CONV_PREFIX",
+    "folder",
+    "unset",
+    "a folder laid down by `identity-conv build --prefix`: import uses what is there and never compiles",
+)
+CUDA_ARCH_LIST = Setting(
+    "TORCH_CUDA_ARCH_LIST",
+    "list",
+    "the GPUs of this machine",
+    "CUDA architectures to compile for, as torch reads it; with a CUDA torch it brings CUDA in without a GPU",
+)
+MAX_JOBS = Setting("MAX_JOBS", "int", "the number of cores", "compilers that run at once")
+CUDA_HOME = Setting("CUDA_HOME", "folder", "found by torch", "the CUDA toolkit")
+CXX = Setting("CXX", "program", "c++, else g++", "the C++ compiler")
+CC = Setting("CC", "program", "the C++ compiler", "the host compiler that nvcc is given")
+
+ALL = (CACHE_DIR, PREFIX, CUDA_ARCH_LIST, MAX_JOBS, CUDA_HOME, CXX, CC)
+
+
+def cache_dir() -> Path:
+    """The folder that holds builds; it need not exist yet."""
+    if chosen := CACHE_DIR.value():
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "identity_conv"
+
+
+def prefix() -> Path | None:
+    """The folder of a finished installation, where one is asked for."""
+    chosen = PREFIX.value()
+    return Path(chosen).expanduser().absolute() if chosen else None
+
+
+def source_dir() -> Path:
+    """The C++ and CUDA sources: beside the package in a clone, inside it in a wheel."""
+    package = Path(__file__).resolve().parent
+    inside = package / "src"
+    return inside if inside.is_dir() else package.parent / "src"

@@ -1,0 +1,254 @@
+"""What this machine has to build with: compilers, ninja, the CUDA toolkit, and torch's own facts."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import settings
+
+#: torch's headers need C++20 from 2.13 on, and C++17 before.
+MINIMUM_GCC = {"c++20": (11, 0), "c++17": (9, 3)}
+MINIMUM_CLANG = {"c++20": (14, 0), "c++17": (9, 0)}
+
+OLDEST_TORCH = (2, 11)
+NEWEST_TESTED_TORCH = (2, 14)
+
+
+class BuildError(ImportError):
+    """A library could not be built or used. The message says why and what to do."""
+
+
+class ToolchainError(BuildError):
+    """This machine lacks something that a build needs."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler: the program and the version it reports."""
+
+    path: str
+    kind: str  # "g++" or "clang++"
+    version: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {'.'.join(map(str, self.version))}"
+
+
+def torch_version() -> tuple[int, int]:
+    """The (major, minor) of the torch that is imported."""
+    import torch
+
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(re.match(r"\d+", minor).group())  # type: ignore[union-attr]
+
+
+def check_torch() -> None:
+    """Refuses a torch that is too old, and notes one that is newer than tested.
+
+    Raises:
+        BuildError: torch is older than 2.11.
+    """
+    import torch
+
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    if torch_version() < OLDEST_TORCH:
+        raise BuildError(
+            f"identity_conv needs torch {oldest} or newer, got {torch.__version__}: pip install 'torch>={oldest}'"
+        )
+    if torch_version() > NEWEST_TESTED_TORCH:
+        newest = ".".join(map(str, NEWEST_TESTED_TORCH))
+        print(
+            f"identity_conv: torch {torch.__version__} is newer than the versions tested ({oldest} to {newest})",
+            file=sys.stderr,
+        )
+
+
+def cpp_standard() -> str:
+    """The C++ standard that torch's headers need."""
+    return "c++20" if torch_version() >= (2, 13) else "c++17"
+
+
+def torch_facts() -> dict[str, str]:
+    """What a library built against this torch depends on."""
+    import torch
+
+    return {
+        "torch": torch.__version__,
+        "torch git": torch.version.git_version or "unknown",
+        "C++11 ABI": str(torch.compiled_with_cxx11_abi()),
+    }
+
+
+def platform() -> str:
+    """The operating system and processor, such as ``linux x86_64``."""
+    return f"{sys.platform} {os.uname().machine}"
+
+
+def find_cxx() -> str | None:
+    """The C++ compiler's real path: CXX, else c++, else g++."""
+    chosen = settings.CXX.value()
+    for name in [chosen] if chosen else ["c++", "g++"]:
+        if found := shutil.which(name):
+            return os.path.realpath(found)
+    return None
+
+
+def find_nvcc() -> str | None:
+    """nvcc of CUDA_HOME, else on PATH, else in the usual place."""
+    home = settings.CUDA_HOME.value()
+    candidates = [os.path.join(home, "bin", "nvcc")] if home else ["nvcc", "/usr/local/cuda/bin/nvcc"]
+    return next((found for name in candidates if (found := shutil.which(name))), None)
+
+
+def compiler() -> Compiler:
+    """The C++ compiler, checked against what torch's headers need.
+
+    Raises:
+        ToolchainError: there is none, it doesn't answer, or it is too old.
+    """
+    path = find_cxx()
+    if path is None:
+        wanted = f"CXX={settings.CXX.value()!r} is not a program" if settings.CXX.value() else "no c++ or g++ on PATH"
+        raise ToolchainError(
+            f"no C++ compiler found ({wanted}): install g++ {MINIMUM_GCC[cpp_standard()][0]} or newer "
+            "(Debian: apt-get install g++), or set CXX"
+        )
+    found = _identify(path)
+    minimum = (MINIMUM_CLANG if found.kind == "clang++" else MINIMUM_GCC)[cpp_standard()]
+    if found.version < minimum:
+        import torch
+
+        raise ToolchainError(
+            f"{found} ({path}) is too old for torch {torch.__version__}, whose headers need {cpp_standard()}: "
+            f"install {found.kind} {minimum[0]} or newer, or name another with CXX"
+        )
+    return found
+
+
+def nvcc_version(nvcc: str) -> str:
+    """The release that nvcc reports, such as 13.0."""
+    return _remembered(nvcc, _ask_nvcc)
+
+
+def compiler_identity(path: str) -> str:
+    """The compiler's real path and the version it reports; runs it only the first time."""
+    return f"{path} {_remembered(path, _ask_compiler)}"
+
+
+def _identify(path: str) -> Compiler:
+    kind, _, version = _remembered(path, _ask_compiler).partition(" ")
+    return Compiler(path, kind, tuple(int(part) for part in version.split(".")))
+
+
+def _ask_compiler(path: str) -> str:
+    line = _run([path, "--version"]).partition("\n")[0]
+    versions = re.findall(r"\d+\.\d+(?:\.\d+)?", line)
+    if not versions:
+        raise ToolchainError(f"{path} doesn't say its version with --version: set CXX to g++ or clang++")
+    # g++ puts the vendor's package version, in brackets, before its own.
+    return f"clang++ {versions[0]}" if "clang" in line else f"g++ {versions[-1]}"
+
+
+def _ask_nvcc(path: str) -> str:
+    found = re.search(r"release ([\d.]+)", _run([path, "--version"]))
+    if not found:
+        raise ToolchainError(f"{path} doesn't say its release with --version: set CUDA_HOME to a CUDA toolkit")
+    return found.group(1)
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ToolchainError(f"{command[0]} doesn't run: {error}") from error
+    return done.stdout
+
+
+def _remembered(program: str, ask) -> str:
+    """What `ask` says of a program, asked again only when its path, size or time changes."""
+    stat = os.stat(program)
+    identity = f"{os.path.realpath(program)} {stat.st_size} {stat.st_mtime_ns}"
+    record = settings.cache_dir() / "compilers.json"
+    try:
+        known = json.loads(record.read_text())
+    except (OSError, ValueError):
+        known = {}
+    if identity not in known:
+        known[identity] = ask(program)
+        try:
+            record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            scratch = record.with_suffix(f".{os.getpid()}")
+            scratch.write_text(json.dumps(known, indent=1))
+            scratch.replace(record)
+        except OSError:
+            pass  # only a memory; the build itself says what is wrong with the folder
+    return known[identity]
+
+
+def ninja_dir() -> Path:
+    """The folder of the ninja program: of its Python package, else on PATH.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    beside = Path(sys.executable).parent / "ninja"
+    found = str(beside) if beside.exists() else shutil.which("ninja")
+    if found is None:
+        try:
+            import ninja
+
+            found = os.path.join(ninja.BIN_DIR, "ninja")
+        except ImportError:
+            raise ToolchainError("no ninja found, which runs the compilers: pip install ninja") from None
+    return Path(found).parent
+
+
+@functools.cache
+def gpu_architectures() -> tuple[str, ...]:
+    """Compute capabilities of the GPUs that torch may use, such as ("9.0",); empty without one.
+
+    Asked of NVML, which neither initialises CUDA nor spoils a later fork.
+    """
+    import torch
+
+    if not torch.version.cuda or torch.cuda.device_count() == 0:
+        return ()
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        count, found = ctypes.c_uint(), set()
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            raise OSError("NVML doesn't answer")
+        for index in range(count.value):
+            device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+            if nvml.nvmlDeviceGetHandleByIndex_v2(
+                index, ctypes.byref(device)
+            ) or nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)):
+                raise OSError("NVML doesn't answer")
+            found.add((major.value, minor.value))
+    except OSError:
+        found = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
+    return tuple(f"{major}.{minor}" for major, minor in sorted(found))
+
+
+def cuda_architectures() -> str | None:
+    """What CUDA sources are compiled for, or None where they stay out.
+
+    They join when torch has CUDA and a GPU is visible or TORCH_CUDA_ARCH_LIST is set.
+    """
+    import torch
+
+    if not torch.version.cuda:
+        return None
+    if chosen := settings.CUDA_ARCH_LIST.value():
+        return chosen
+    visible = gpu_architectures()
+    return ";".join((*visible[:-1], f"{visible[-1]}+PTX")) if visible else None

@@ -1,0 +1,181 @@
+// my_ops::identity_conv_op(Tensor x) -> Tensor: a fresh tensor with x's values, bit for bit, and
+// the sizes and strides of torch.clone(x). CPU, Meta, autograd, and a composite for every other
+// device.
+
+#include "identity_conv_op.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include <cstring>
+
+#include "identity_conv/autograd.h"
+#include "identity_conv/checks.h"
+
+namespace my_ops {
+namespace {
+
+using at::Tensor;
+using identity_conv::CopyLayout;
+
+// Copies destination elements [begin, end) in memory order. Bytes<N> stands for any element of N
+// bytes: only bits move, so the element size is all there is to dispatch on.
+template <size_t N>
+struct Bytes {
+  unsigned char byte[N];
+};
+
+template <class T>
+void copy_row(const T* src, int64_t stride, T* dst, int64_t count) {
+  if (stride == 1) {
+    std::memcpy(dst, src, count * sizeof(T));
+  } else {
+    for (int64_t i = 0; i < count; ++i) dst[i] = src[i * stride];
+  }
+}
+
+template <class T>
+void copy_range(const CopyLayout& layout, const T* src, T* dst, int64_t begin, int64_t end) {
+  if (layout.is_contiguous()) return copy_row(src + begin, 1, dst + begin, end - begin);
+
+  int64_t index[CopyLayout::kMaxRank];
+  int64_t offset = 0;
+  for (int64_t d = 0, rest = begin; d < layout.rank; ++d) {
+    index[d] = rest % layout.size[d];
+    rest /= layout.size[d];
+    offset += index[d] * layout.stride[d];
+  }
+  for (int64_t i = begin; i < end;) {
+    const int64_t count = std::min(layout.size[0] - index[0], end - i);
+    copy_row(src + offset, layout.stride[0], dst + i, count);
+    i += count;
+    offset -= index[0] * layout.stride[0];
+    index[0] = 0;
+    for (int d = 1; d < layout.rank; ++d) {
+      offset += layout.stride[d];
+      if (++index[d] < layout.size[d]) break;
+      offset -= layout.size[d] * layout.stride[d];
+      index[d] = 0;
+    }
+  }
+}
+
+template <size_t N>
+void copy_elements(const CopyLayout& layout, const void* src, void* dst) {
+  using T = Bytes<N>;
+  // Below this a second thread costs more than it brings.
+  constexpr int64_t kGrainElements = 128 * 1024 / N;
+  at::parallel_for(0, layout.numel, kGrainElements, [&](int64_t begin, int64_t end) {
+    copy_range(layout, static_cast<const T*>(src), static_cast<T*>(dst), begin, end);
+  });
+}
+
+Tensor identity_conv_cpu_impl(const Tensor& x) {
+  identity_conv::check_strided(x, "identity_conv_op", "x");
+  Tensor y = x.is_non_overlapping_and_dense()
+                 ? Tensor(at::detail::empty_strided_cpu(x.sizes(), x.strides(), x.options()))
+                 : at::empty_like(x);
+  if (x.numel() == 0) return y;
+
+  const auto layout = identity_conv::make_copy_layout(x.dim(), x.sizes().data(), x.strides().data(),
+                                                      y.strides().data());
+  const void* src = x.const_data_ptr();
+  void* dst = y.mutable_data_ptr();
+  switch (x.element_size()) {
+    case 1:
+      copy_elements<1>(layout, src, dst);
+      break;
+    case 2:
+      copy_elements<2>(layout, src, dst);
+      break;
+    case 4:
+      copy_elements<4>(layout, src, dst);
+      break;
+    case 8:
+      copy_elements<8>(layout, src, dst);
+      break;
+    case 16:
+      copy_elements<16>(layout, src, dst);
+      break;
+    default:
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          false, "identity_conv_op: x must have elements of 1, 2, 4, 8 or 16 bytes, got ",
+          x.scalar_type());
+  }
+  return y;
+}
+
+Tensor identity_conv_meta_impl(const Tensor& x) {
+  identity_conv::check_strided(x, "identity_conv_op", "x");
+  return at::empty_like(x);
+}
+
+// Devices without a kernel here, and conj and neg views: their values aren't the bytes of the
+// storage, and torch's copy computes them on the way, where resolving first would need a second
+// tensor.
+Tensor identity_conv_composite_impl(const Tensor& x) {
+  identity_conv::check_strided(x, "identity_conv_op", "x");
+  return at::clone(x);
+}
+
+const auto& op_handle() {
+  static const auto handle = c10::Dispatcher::singleton()
+                                 .findSchemaOrThrow("my_ops::identity_conv_op", "")
+                                 .typed<Tensor(const Tensor&)>();
+  return handle;
+}
+
+struct IdentityConvBackward : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    if (!grads[0].defined()) return {Tensor()};
+    return {identity_conv_op(grads[0])};
+  }
+  std::string name() const override { return "IdentityConvBackward"; }
+};
+
+Tensor identity_conv_autograd_impl(c10::DispatchKeySet keys, const Tensor& x) {
+  identity_conv::check_strided(x, "identity_conv_op", "x");
+  auto node = identity_conv::make_node<IdentityConvBackward>(x);
+  Tensor y;
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    y = op_handle().redispatch(keys & c10::after_autograd_keyset, x);
+  }
+  if (node) torch::autograd::set_history(y, node);
+  const Tensor& tangent = x._fw_grad(/*level=*/0);
+  if (tangent.defined())
+    y._set_fw_grad(identity_conv_op(tangent), /*level=*/0, /*is_inplace_op=*/false);
+  return y;
+}
+
+}  // namespace
+
+Tensor identity_conv_op(const Tensor& x) { return op_handle().call(x); }
+
+}  // namespace my_ops
+
+TORCH_LIBRARY_FRAGMENT(my_ops, m) {
+  m.def("identity_conv_op(Tensor x) -> Tensor", {at::Tag::pt2_compliant_tag});
+}
+TORCH_LIBRARY_IMPL(my_ops, CPU, m) { m.impl("identity_conv_op", &my_ops::identity_conv_cpu_impl); }
+TORCH_LIBRARY_IMPL(my_ops, Meta, m) {
+  m.impl("identity_conv_op", &my_ops::identity_conv_meta_impl);
+}
+TORCH_LIBRARY_IMPL(my_ops, Autograd, m) {
+  m.impl("identity_conv_op", &my_ops::identity_conv_autograd_impl);
+}
+TORCH_LIBRARY_IMPL(my_ops, CompositeExplicitAutograd, m) {
+  m.impl("identity_conv_op", &my_ops::identity_conv_composite_impl);
+}
+TORCH_LIBRARY_IMPL(my_ops, Conjugate, m) {
+  m.impl("identity_conv_op", &my_ops::identity_conv_composite_impl);
+}
+TORCH_LIBRARY_IMPL(my_ops, Negative, m) {
+  m.impl("identity_conv_op", &my_ops::identity_conv_composite_impl);
+}
