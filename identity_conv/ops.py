@@ -5,11 +5,18 @@ Importing this module builds the library if need be, and loads it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from . import targets
 
 library = targets.operators().load()
+
+
+@torch.library.register_vmap("my_ops::identity_conv_op")
+def _batching_rule(info: Any, in_dims: tuple[int | None, ...], x: torch.Tensor) -> tuple[torch.Tensor, int | None]:
+    return identity_conv(x), in_dims[0]
 
 
 def identity_conv(x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,32 @@
+"""What all tests share: the device they run on, and the worked example's files."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "identity_conv", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.register_profile("night", parent=settings.get_profile("identity_conv"), derandomize=False, max_examples=5000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "identity_conv"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves GPU tests out where there is no GPU, and night tests out unless asked for by marker."""
+    left_out = set()
+    if not torch.cuda.is_available():
+        left_out |= {item for item in items if item.get_closest_marker("gpu")}
+    if "night" not in config.getoption("markexpr"):
+        left_out |= {item for item in items if item.get_closest_marker("night")}
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
