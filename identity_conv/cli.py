@@ -70,6 +70,51 @@ def build(prefix: Path | None) -> None:
         click.echo(path)
 
 
+@command.command()
+@click.argument("suites", nargs=-1, type=click.Choice(["operator", "layouts", "startup"]))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+def bench(suites: tuple[str, ...], as_json: bool) -> None:
+    """Times what this package does beside what one would use otherwise.
+
+    \b
+    A ratio is ours / baseline, from pairs taken by turns: below 1 is faster. "noise" means that the
+    95 % interval of the ratio encloses 1.
+
+    \b
+    Example:
+      identity-conv bench operator
+    """
+    import json
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from . import bench as benchmarks
+
+    found = []
+    table = Table("what", "beside", "µs", "baseline µs", "TB/s", "ratio", "95 %", "verdict", box=None)
+    for suite in suites or benchmarks.SUITES:
+        for each in benchmarks.run(suite):
+            found.append(each)
+            bandwidth = f"{each.terabytes_per_second:.3f}" if each.terabytes_per_second else ""
+            table.add_row(
+                each.name,
+                each.baseline,
+                f"{each.ours_us:.2f}",
+                f"{each.baseline_us:.2f}",
+                bandwidth,
+                f"{each.ratio:.3f}",
+                f"{each.low:.3f} to {each.high:.3f}",
+                each.verdict,
+            )
+    if as_json:
+        click.echo(json.dumps(benchmarks.record(found), indent=1))
+    else:
+        console = Console(width=180 if not sys.stdout.isatty() else None)
+        console.print(", ".join(f"{name} {fact}" for name, fact in benchmarks.machine().items()))
+        console.print(table)
+
+
 def main() -> None:
     """Runs the command; an error that has a reason is printed as one sentence."""
     try:

@@ -192,7 +192,8 @@ class Extension:
             parts["CUDA architectures"] = archs
             parts["CUDA flags"] = " ".join(self._cuda_cflags)
         for file, digest in _contents(self._sources(archs), self._include_dirs):
-            parts[f"source {file}"] = digest
+            # Two folders may each have a header of that name.
+            parts[f"source {file}"] = f"{parts.get(f'source {file}', '')} {digest}".strip()
         if cxx := toolchain.find_cxx():
             parts["C++ compiler"] = toolchain.compiler_identity(cxx)
         if archs and (nvcc := toolchain.find_nvcc()):
@@ -220,7 +221,8 @@ class Extension:
         if toolchain.find_cxx() is None and home.is_dir():
             # Without a compiler nothing could be built anyway: any build serves that agrees in the rest.
             folders += sorted(folder for folder in home.iterdir() if _agree(folder / "key.json", parts))
-        return next((folder / self.file_name for folder in folders if (folder / STAMP).is_file()), None)
+        built = (folder / self.file_name for folder in folders if (folder / STAMP).is_file())
+        return next((file for file in built if file.is_file()), None)
 
     # The build.
 
@@ -334,7 +336,7 @@ def _start_afresh(folder: Path) -> None:
         away = folder.with_name(f"{folder.name}.abandoned-{os.getpid()}-{time.time_ns()}")
         folder.rename(away)
         shutil.rmtree(away, ignore_errors=True)
-    folder.mkdir(mode=0o700, parents=True)
+    settings.make_private(folder)
 
 
 @contextmanager
@@ -342,7 +344,7 @@ def _folder_lock(folder: Path) -> Iterator[None]:
     """The lock among processes on one build folder: the system drops it with its holder."""
     from filelock import FileLock, Timeout
 
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.make_private(folder.parent)
     lock = FileLock(f"{folder}.lock")
     holder = Path(f"{folder}.holder")
     try:

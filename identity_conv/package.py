@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import os
 import shlex
@@ -70,16 +71,16 @@ def _binding_compiler() -> Path:
     flag: inductor compiles a header with the same compiler, and there it would be refused.
     """
     compiler = toolchain.compiler()
-    # Inductor tells g++ from clang++ by the program's name.
-    script = settings.cache_dir() / f"linking-{compiler.kind}" / os.path.basename(compiler.path)
     real = shlex.quote(compiler.path)
     text = (
         "#!/bin/sh\n"
         f'for argument; do [ "$argument" = -shared ] && exec {real} "$@" -Wl,-Bsymbolic; done\n'
         f'exec {real} "$@"\n'
     )
-    if not script.exists() or script.read_text() != text:
-        script.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Inductor tells g++ from clang++ by the program's name.
+    script = settings.cache_dir() / "linking" / hashlib.sha256(text.encode()).hexdigest()[:16] / compiler.kind
+    if not script.exists():
+        settings.make_private(script.parent)
         unfinished = script.with_name(f".{script.name}.{os.getpid()}")
         unfinished.write_text(text)
         unfinished.chmod(0o700)

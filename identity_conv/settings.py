@@ -55,6 +55,16 @@ def cache_dir() -> Path:
     return Path(base).expanduser().absolute() / "identity_conv"
 
 
+def make_private(folder: Path) -> None:
+    """Makes a folder of the cache and those above it that are missing, each for its owner alone.
+
+    The mode that mkdir is given counts only for the last folder it makes.
+    """
+    if not folder.is_dir():
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def prefix() -> Path | None:
     """The folder of a finished installation, where one is asked for."""
     chosen = PREFIX.value()

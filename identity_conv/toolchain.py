@@ -94,19 +94,36 @@ def platform() -> str:
 
 
 def find_cxx() -> str | None:
-    """The C++ compiler's real path: CXX, else c++, else g++."""
+    """The C++ compiler: CXX, else c++, else g++.
+
+    Links are kept: ccache, or clang for clang++, is one program that acts by the name it is called by.
+    """
     chosen = settings.CXX.value()
     for name in [chosen] if chosen else ["c++", "g++"]:
         if found := shutil.which(name):
-            return os.path.realpath(found)
+            return os.path.abspath(found)
     return None
 
 
+def find_cuda_home() -> Path | None:
+    """The CUDA toolkit: CUDA_HOME, else the folder around nvcc on PATH, else the usual place.
+
+    nvcc on PATH may be a script that runs one elsewhere: a folder that has the headers too comes first.
+    """
+    if chosen := settings.CUDA_HOME.value():
+        homes = [Path(chosen)]
+    else:
+        on_path = shutil.which("nvcc")
+        homes = [Path(os.path.realpath(on_path)).parent.parent] if on_path else []
+        homes.append(Path("/usr/local/cuda"))
+    homes = [home for home in homes if (home / "bin" / "nvcc").is_file()]
+    return min(homes, key=lambda home: not (home / "include" / "cuda_runtime.h").is_file(), default=None)
+
+
 def find_nvcc() -> str | None:
-    """nvcc of CUDA_HOME, else on PATH, else in the usual place."""
-    home = settings.CUDA_HOME.value()
-    candidates = [os.path.join(home, "bin", "nvcc")] if home else ["nvcc", "/usr/local/cuda/bin/nvcc"]
-    return next((found for name in candidates if (found := shutil.which(name))), None)
+    """The CUDA toolkit's nvcc."""
+    home = find_cuda_home()
+    return str(home / "bin" / "nvcc") if home else None
 
 
 def compiler() -> Compiler:
@@ -141,7 +158,7 @@ def nvcc_version(nvcc: str) -> str:
 
 def compiler_identity(path: str) -> str:
     """The compiler's real path and the version it reports; runs it only the first time."""
-    return f"{path} {_remembered(path, _ask_compiler)}"
+    return f"{os.path.realpath(path)} {_remembered(path, _ask_compiler)}"
 
 
 def _identify(path: str) -> Compiler:
@@ -176,7 +193,7 @@ def _run(command: list[str]) -> str:
 def _remembered(program: str, ask) -> str:
     """What `ask` says of a program, asked again only when its path, size or time changes."""
     stat = os.stat(program)
-    identity = f"{os.path.realpath(program)} {stat.st_size} {stat.st_mtime_ns}"
+    identity = f"{program} {os.path.realpath(program)} {stat.st_size} {stat.st_mtime_ns}"
     record = settings.cache_dir() / "compilers.json"
     try:
         known = json.loads(record.read_text())
@@ -185,7 +202,7 @@ def _remembered(program: str, ask) -> str:
     if identity not in known:
         known[identity] = ask(program)
         try:
-            record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            settings.make_private(record.parent)
             scratch = record.with_suffix(f".{os.getpid()}")
             scratch.write_text(json.dumps(known, indent=1))
             scratch.replace(record)
@@ -248,7 +265,8 @@ def cuda_architectures() -> str | None:
 
     if not torch.version.cuda:
         return None
-    if chosen := settings.CUDA_ARCH_LIST.value():
+    chosen = settings.CUDA_ARCH_LIST.value()
+    if chosen and chosen != "native":
         return chosen
     visible = gpu_architectures()
     return ";".join((*visible[:-1], f"{visible[-1]}+PTX")) if visible else None

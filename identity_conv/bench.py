@@ -1,0 +1,230 @@
+"""Timings beside what one would use otherwise: interleaved pairs, medians, intervals of the ratio."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+SUITES = ("operator", "layouts", "startup")
+
+#: More than any card's L2, written between two runs so that neither finds its input there.
+_FLUSH_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One thing timed beside its baseline.
+
+    `ratio` is ours / baseline, the median over interleaved pairs: below 1 is faster. `low` and `high`
+    bound it by a 95 % bootstrap interval; where they enclose 1 the difference is noise.
+    """
+
+    name: str
+    baseline: str
+    ours_us: float
+    baseline_us: float
+    ratio: float
+    low: float
+    high: float
+    terabytes_per_second: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        return "noise" if self.low <= 1 <= self.high else "faster" if self.high < 1 else "slower"
+
+
+def compare(
+    name: str,
+    baseline_name: str,
+    ours: Callable[[], float],
+    baseline: Callable[[], float],
+    *,
+    pairs: int,
+    bytes_moved: int | None = None,
+) -> Comparison:
+    """Calls both by turns, `pairs` times, and compares the seconds they return."""
+    ours(), baseline()
+    times = []
+    for pair in range(pairs):
+        # Which goes first alternates: the second may find the other's warmth.
+        if pair % 2:
+            second, first = baseline(), ours()
+        else:
+            first, second = ours(), baseline()
+        times.append((first, second))
+    ratios = [first / second for first, second in times]
+    draws = random.Random(0)
+    medians = sorted(statistics.median(draws.choices(ratios, k=pairs)) for _ in range(500))
+    seconds = statistics.median(first for first, _ in times)
+    return Comparison(
+        name,
+        baseline_name,
+        seconds * 1e6,
+        statistics.median(second for _, second in times) * 1e6,
+        statistics.median(ratios),
+        medians[12],
+        medians[-13],
+        bytes_moved / seconds / 1e12 if bytes_moved else None,
+    )
+
+
+def run(suite: str) -> Iterator[Comparison]:
+    """The comparisons of `suite`, each as soon as it is measured."""
+    return {"operator": _operator, "layouts": _layouts, "startup": _startup}[suite]()
+
+
+def machine() -> dict[str, str]:
+    """What the figures were taken on."""
+    import torch
+
+    facts = {"torch": torch.__version__, "cores": str(len(os.sched_getaffinity(0))), "date": time.strftime("%Y-%m-%d")}
+    if torch.cuda.is_available():
+        facts["GPU"] = torch.cuda.get_device_name()
+    return facts
+
+
+def record(comparisons: list[Comparison]) -> dict[str, Any]:
+    """The comparisons and the machine, ready for JSON."""
+    return {"machine": machine(), "comparisons": [asdict(each) | {"verdict": each.verdict} for each in comparisons]}
+
+
+def _timer(call: Callable[[], Any], device: str, bytes_moved: int) -> Callable[[], float]:
+    """Times one call; many of a short one, whose own cost would drown in the clock's."""
+    import torch
+
+    if device == "cuda" and bytes_moved > 1 << 20:
+        flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+        def time_on_gpu() -> float:
+            flush.zero_()
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            return start.elapsed_time(end) / 1e3
+
+        return time_on_gpu
+
+    repeat = max(1, 200_000 // (bytes_moved // 10 + 200))
+
+    def time_on_host() -> float:
+        begin = time.perf_counter()
+        for _ in range(repeat):
+            call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / repeat
+
+    return time_on_host
+
+
+def _against_clone(name: str, x: Any) -> Comparison:
+    import torch
+
+    op, clone = torch.ops.my_ops.identity_conv_op, torch.ops.aten.clone
+    if not torch.equal(op(x), x):
+        raise RuntimeError(f"bench: {name}: the operator's result isn't its input")
+    size = 2 * x.numel() * x.element_size()
+    device = x.device.type
+    pairs = 31 if size < 1 << 28 else 15
+    ours, baseline = _timer(lambda: op(x), device, size), _timer(lambda: clone(x), device, size)
+    return compare(f"{device} {name}", "torch.ops.aten.clone", ours, baseline, pairs=pairs, bytes_moved=size)
+
+
+def _devices() -> list[str]:
+    import torch
+
+    from . import ops  # noqa: F401  loads the operator
+
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def _operator() -> Iterator[Comparison]:
+    import torch
+
+    for device in _devices():
+        largest = 33 if device == "cuda" else 28
+        for bits in (0, 12, 16, 20, 22, 26, 28, 30, 33):
+            if bits <= largest:
+                yield _against_clone(f"dense {1 << bits} B", torch.zeros(1 << bits, dtype=torch.uint8, device=device))
+        for dtype in (torch.bfloat16, torch.float32, torch.float64, torch.complex128):
+            x = torch.zeros((1 << 26) // dtype.itemsize, dtype=dtype, device=device)
+            yield _against_clone(f"dense 64 MiB {dtype}", x)
+
+
+def _layouts() -> Iterator[Comparison]:
+    import torch
+
+    for device in _devices():
+        side = 16384 if device == "cuda" else 2048
+        for dtype in (torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex128):
+            base = torch.zeros(side, side + 64 // dtype.itemsize, dtype=dtype, device=device)
+            square = base.view(-1)[: side * side].view(side, side)
+            views = {
+                "rows padded by 16 B": base[:, : side + 16 // dtype.itemsize],
+                "rows with odd pitch": base.view(-1)[: side * (side + 1)].view(side, side + 1)[:, :side],
+                "dense, start off by one": base.view(-1)[1 : 1 + side * side],
+                "last dimension in steps of two": square[:, ::2],
+                "3 columns of many": square.view(-1, 16)[:, :3],
+                "expanded rows": square[:1].expand(side, -1),
+                "5-d slice": square.view(16, side // 16, 16, side // 256, 16)[:, 1:, 1:, 1:, 1:],
+                "transposed slice": square[:, 1:].t(),
+            }
+            for name, view in views.items():
+                yield _against_clone(f"{name} {dtype}", view)
+
+
+def _startup() -> Iterator[Comparison]:
+    """Cold and warm imports in fresh processes, and the program's first result."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def seconds(code: str, **environment: str) -> float:
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, "-c", code], env=os.environ | environment, check=True, capture_output=True)
+            return time.perf_counter() - begin
+
+        def cold(*flags: str) -> Callable[[], float]:
+            def build() -> float:
+                cache = Path(folder) / "cold"
+                shutil.rmtree(cache, ignore_errors=True)
+                code = (
+                    "import sys, _identity_conv_entry; from identity_conv import targets; "
+                    f"e = targets.operators(); e._cflags += {list(flags)!r}; e.build()"
+                )
+                return seconds(code, IDENTITY_CONV_CACHE_DIR=str(cache), PYTHONPATH=_path())
+
+            return build
+
+        yield compare(
+            "cold build",
+            "the same sources with torch/extension.h",
+            cold(),
+            cold("-include", "torch/extension.h"),
+            pairs=1,
+        )
+        warm = {"IDENTITY_CONV_CACHE_DIR": str(Path(folder) / "warm"), "PYTHONPATH": _path()}
+        seconds("import identity_conv", **warm)
+        yield compare(
+            "warm import",
+            "import torch",
+            lambda: seconds("import torch, identity_conv", **warm),
+            lambda: seconds("import torch", **warm),
+            pairs=9,
+        )
+
+
+def _path() -> str:
+    package = Path(__file__).resolve().parent
+    folders = [str(package.parent), str(package / "entry"), os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(filter(None, folders))

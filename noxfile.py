@@ -1,0 +1,77 @@
+"""What CI runs, each as a session: `python -m nox` for all, `python -m nox -s lint` for one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["tests", "lint", "types", "cpp", "notebooks"]
+nox.options.reuse_existing_virtualenvs = True
+
+#: The torch versions tested on CPU: a CPU build, and the CUDA build that plain `pip install` gives.
+#: torch 2.11 is tested on a machine with a GPU: `python -m pytest -m "gpu or not gpu"`.
+TORCH = ["2.13.0", "2.14.1"]
+CPP = [*sorted(map(str, Path("src").rglob("*.[hc]*"))), *sorted(map(str, Path("tests/cpp").glob("*.cpp")))]
+
+
+@nox.session
+@nox.parametrize("torch", TORCH)
+def tests(session: nox.Session, torch: str) -> None:
+    """The suite on the interpreter that runs nox; further arguments go to pytest."""
+    session.install(f"torch=={torch}")
+    session.install("-e", ".[test]")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style of Python (ruff) and of C++ and CUDA (clang-format)."""
+    session.install("ruff==0.17.6", "clang-format==23.1.5")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("clang-format", "--dry-run", "-Werror", *CPP)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Types of the package (mypy)."""
+    session.install(f"torch=={TORCH[0]}")
+    session.install("mypy==2.4.1", "-e", ".")
+    session.run("mypy")
+
+
+@nox.session
+def cpp(session: nox.Session) -> None:
+    """The build without Python, and the C++ tests."""
+    session.install(f"torch=={TORCH[0]}", "cmake>=3.18", "ninja")
+    prefix = session.run("python", "-c", "import torch; print(torch.utils.cmake_prefix_path)", silent=True)
+    build = Path(session.create_tmp()) / "cpp"
+    shutil.rmtree(build, ignore_errors=True)
+    cmake = ["cmake", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={str(prefix).strip()}"]
+    session.run(*cmake, "-S", "tests/cpp", "-B", str(build))
+    session.run("cmake", "--build", str(build))
+    session.run("ctest", "--test-dir", str(build), "--output-on-failure")
+    session.run("cmake", "--install", str(build / "src"), "--prefix", str(build / "installed"))
+    session.run(str(build / "installed" / "bin" / "identity-conv-run"), "--help", external=True)
+
+
+@nox.session
+def notebooks(session: nox.Session) -> None:
+    """Executes the notebooks; there are none yet."""
+    found = sorted(map(str, Path("notebooks").glob("*.ipynb")))
+    if not found:
+        session.skip("no notebooks yet")
+    session.install(f"torch=={TORCH[0]}")
+    session.install("nbmake", "-e", ".[test]")
+    session.run("pytest", "--nbmake", *found)
+
+
+@nox.session
+@nox.parametrize("torch", TORCH)
+def night(session: nox.Session, torch: str) -> None:
+    """What is too long for CI: the tests marked `night`, and more examples of the properties."""
+    session.install(f"torch=={torch}")
+    session.install("-e", ".[test]")
+    session.run("pytest", "-m", "night or not night", *session.posargs, env={"HYPOTHESIS_PROFILE": "night"})
