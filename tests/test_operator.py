@@ -253,8 +253,9 @@ class TestOnCuda:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             y = op(x)
-            size = -(-y.numel() * y.element_size() // 512) * 512
-            assert torch.cuda.max_memory_allocated() - before == size
+            size = y.numel() * y.element_size()
+            # The allocator hands out a block whole whose rest would be under 1 MiB.
+            assert size <= torch.cuda.max_memory_allocated() - before < size + (1 << 20)
             del y
 
     def test_runs_on_the_current_stream(self) -> None:

@@ -1,0 +1,94 @@
+// Loading and running a compiled package (`model.pt2`) from C++, without Python.
+//
+//   identity_conv::Package package = identity_conv::Package::open("model.pt2");
+//   std::vector<at::Tensor> outputs = package.run({x});
+//
+// A package is native code: open only files that you trust.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace identity_conv {
+
+// Why a package was refused or a run failed; what() is one sentence for the user.
+class PackageError : public std::runtime_error {
+ public:
+  enum class Kind {
+    kNoSuchFile,        // there is no file at the path
+    kNotAPackage,       // the file is foreign, damaged, or another kind of torch archive
+    kHost,              // this machine, or this build of torch, lacks what the package needs
+    kLibraryNotLoaded,  // an operator or a class of the package is not registered
+    kInput,             // the inputs are not those that the package was compiled for
+    kExecution,         // the model was given right inputs and failed
+  };
+
+  PackageError(Kind kind, const std::string& sentence)
+      : std::runtime_error(sentence), kind_(kind) {}
+
+  Kind kind() const noexcept { return kind_; }
+
+ private:
+  Kind kind_;
+};
+
+struct PackageOptions {
+  // Which device of the package's type to load onto; -1 is the current one.
+  c10::DeviceIndex device_index = -1;
+  // How many calls of run() may execute at once; a further one waits.
+  std::size_t num_runners = 1;
+};
+
+// How the flat lists of run() fold into what the model took and returned: two pytree specs, in the
+// JSON of `torch.utils._pytree.treespec_dumps`.
+struct CallSpec {
+  std::string inputs;
+  std::string outputs;
+};
+
+// A model loaded from its package. Movable, not copyable; a moved-from Package may only be
+// destroyed or assigned to. The unpacked files live in a temporary folder until destruction.
+class Package {
+ public:
+  using Options = PackageOptions;
+
+  // Loads the package at `path`. The libraries that register its operators and classes must have
+  // been loaded before. Throws PackageError, never of kind kInput or kExecution.
+  //
+  // The compiled code checks its inputs only where AOTI_RUNTIME_CHECK_INPUTS is set: open() sets it
+  // in this process's environment, unless the user already has.
+  static Package open(const std::string& path, Options options = Options());
+
+  Package(Package&&) noexcept;
+  Package& operator=(Package&&) noexcept;
+  ~Package();
+
+  // Runs the model. `inputs` are the tensors of the flattened arguments, in order, on device(),
+  // with the dtypes, sizes and strides that the model was compiled for; inputs that require grad
+  // are run without it. On CUDA the work is queued on the current stream. Safe to call from several
+  // threads. Throws PackageError of kind kInput or kExecution, and holds on to no input after it.
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs);
+
+  // How many tensors run() takes.
+  std::size_t num_inputs() const;
+
+  CallSpec call_spec() const;
+
+  // Where the model was loaded; without an index where Options::device_index was -1.
+  c10::Device device() const;
+
+ private:
+  class Loaded;
+  explicit Package(std::unique_ptr<Loaded> loaded);
+
+  std::unique_ptr<Loaded> loaded_;
+};
+
+}  // namespace identity_conv

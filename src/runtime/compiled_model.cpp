@@ -1,0 +1,196 @@
+#include "compiled_model.h"
+
+#include <ATen/DynamicLibrary.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
+#include <torch/csrc/inductor/aoti_torch/tensor_converter.h>
+#if __has_include(<torch/csrc/shim_exception_state.h>)
+#include <torch/csrc/shim_exception_state.h>
+#define IDENTITY_CONV_HAS_SHIM_EXCEPTION 1
+#endif
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+#include "error_text.h"
+
+namespace identity_conv {
+namespace {
+
+using Kind = PackageError::Kind;
+using torch::inductor::AOTIModelContainerRunner;
+
+// Never constructed: as a derived class it may name its base's protected members.
+struct Runner : AOTIModelContainerRunner {
+  // The handles that the model takes over are null afterwards, also when it throws.
+  static std::vector<at::Tensor> run(AOTIModelContainerRunner& runner,
+                                     std::vector<AtenTensorHandle>& inputs) {
+    return (runner.*(&Runner::run_impl))(inputs, nullptr);
+  }
+
+  static std::size_t num_inputs(AOTIModelContainerRunner& runner) {
+    const auto get = reinterpret_cast<decltype(&AOTInductorModelContainerGetNumInputs)>(
+        (runner.*(&Runner::model_so_))->sym("AOTInductorModelContainerGetNumInputs"));
+    std::size_t count = 0;
+    AOTI_RUNTIME_ERROR_CODE_CHECK(get(runner.*(&Runner::container_handle_), &count));
+    return count;
+  }
+
+  // What the model threw last on this thread; empty where the package was compiled by a torch that
+  // has no way to say it, and prints it only (2.11).
+  static std::string last_error(AOTIModelContainerRunner& runner) {
+    using GetLastError = AOTIRuntimeError (*)(const char**);
+    GetLastError get = nullptr;
+    try {
+      get = reinterpret_cast<GetLastError>(
+          (runner.*(&Runner::model_so_))->sym("AOTInductorGetLastError"));
+    } catch (const std::exception&) {
+      return {};
+    }
+    const char* text = nullptr;
+    return get(&text) == AOTI_RUNTIME_SUCCESS && text ? one_line(text) : std::string();
+  }
+};
+
+// Owns the references to the inputs that the model hasn't taken over: the generated checks run, and
+// throw, before it takes any.
+class InputHandles {
+ public:
+  explicit InputHandles(const std::vector<at::Tensor>& inputs)
+      : handles_(torch::aot_inductor::unsafe_alloc_new_handles_from_tensors(inputs)) {}
+  InputHandles(const InputHandles&) = delete;
+  InputHandles& operator=(const InputHandles&) = delete;
+  ~InputHandles() {
+    for (AtenTensorHandle handle : handles_) delete reinterpret_cast<at::Tensor*>(handle);
+  }
+
+  std::vector<AtenTensorHandle>& get() { return handles_; }
+
+ private:
+  std::vector<AtenTensorHandle> handles_;
+};
+
+// The text between `before` and `after` (the end where there is none) in `text`.
+std::string_view between(std::string_view text, std::string_view before, std::string_view after) {
+  const std::size_t found = text.find(before);
+  if (found == text.npos) return {};
+  const std::size_t begin = found + before.size();
+  const std::size_t end = text.find(after, begin);
+  return text.substr(begin, end == text.npos ? end : end - begin);
+}
+
+int leading_int(std::string_view text) {
+  int value = -1;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+std::string dtype_name(std::string_view number) {
+  return std::string(c10::getDtypeNames(static_cast<c10::ScalarType>(leading_int(number))).first);
+}
+
+std::string device_name(std::string_view number) {
+  return c10::DeviceTypeName(static_cast<c10::DeviceType>(leading_int(number)), true);
+}
+
+// Rewrites what a generated input check throws, such as "input_handles[0]: unmatched dim value at
+// 1, expected: 3, but got: 4"; empty where `text` comes from elsewhere.
+std::string describe_refused_input(std::string_view text, const std::vector<at::Tensor>& inputs) {
+  const std::string index(between(text, "input_handles[", "]"));
+  if (index.empty()) return {};
+  const at::Tensor& input = inputs.at(static_cast<std::size_t>(leading_int(index)));
+  const std::string_view what = between(text, "]: ", ",");
+  std::string_view wanted = between(text, "expected: ", ", but got: ");
+  if (wanted.empty()) wanted = between(text, "expected to be ", ", but got: ");
+  if (wanted.empty()) wanted = between(text, "expected it to be ", ", but got: ");
+  const std::string_view got = between(text, "but got: ", " ");
+  const std::string dimension(between(text, " at ", ","));
+
+  const auto sentence = [&](const std::string& property, const std::string& want,
+                            const std::string& came) {
+    return "input " + index + ": " + property + " must be " + want + ", got " + came;
+  };
+  // The generated check reads sizes without looking at the rank.
+  if (leading_int(dimension) >= input.dim()) {
+    return sentence("the number of dimensions", "more than " + dimension,
+                    std::to_string(input.dim()));
+  }
+  if (what == "unmatched dtype") return sentence("dtype", dtype_name(wanted), dtype_name(got));
+  if (what == "unmatched device type") {
+    return sentence("device", std::string(between(wanted, "(", ")")), device_name(got));
+  }
+  if (what.substr(0, 16) == "unmatched stride") {
+    return sentence("stride of dimension " + dimension, std::string(wanted), std::string(got)) +
+           " (the package was compiled for this memory layout)";
+  }
+  if (!wanted.empty() && !dimension.empty()) {
+    return sentence("size of dimension " + dimension, std::string(wanted), std::string(got));
+  }
+  return "input " + index + ": " + std::string(what);
+}
+
+// Rewrites the second check of the inputs, which compares ranks and symbolic sizes and doesn't say
+// which input it is at; empty where `text` comes from elsewhere.
+std::string describe_disagreeing_input(std::string_view text) {
+  const std::size_t end = text.find(" Error in op: input");
+  if (end == text.npos) return {};
+  const std::string what(text.substr(0, end));
+  const std::string rank(between(what, "expected ndim ", " "));
+  if (rank.empty()) return "an input does not fit the others: " + what;
+  return "an input must have " + rank + " dimensions, got " +
+         std::string(between(what, "but got ", " "));
+}
+
+// What an operator called by the model threw: the generated code only says that a call failed.
+std::string operator_error(const std::string& model_error) {
+#ifdef IDENTITY_CONV_HAS_SHIM_EXCEPTION
+  if (model_error.find("API call failed") != std::string::npos) {
+    return one_line(torch::csrc::shim::details::get_torch_exception_what_without_backtrace());
+  }
+#endif
+  return {};
+}
+
+PackageError describe_failure(const std::string& model_error,
+                              const std::vector<at::Tensor>& inputs) {
+  std::string refused = describe_refused_input(model_error, inputs);
+  if (refused.empty()) refused = describe_disagreeing_input(model_error);
+  if (!refused.empty()) return PackageError(Kind::kInput, refused);
+
+  const std::string cause = operator_error(model_error);
+  return PackageError(Kind::kExecution,
+                      "the model failed: " + (cause.empty() ? model_error : cause));
+}
+
+// Generated code reads this variable at a model's first run. A user's own setting stands.
+void turn_on_input_checks() {
+  static const int done = setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", /*overwrite=*/0);
+  static_cast<void>(done);
+}
+
+}  // namespace
+
+CompiledModel::CompiledModel(const std::string& path, const PackageOptions& options)
+    : loader_((turn_on_input_checks(), path), "model", /*run_single_threaded=*/false,
+              options.num_runners, options.device_index),
+      num_inputs_(Runner::num_inputs(*loader_.get_runner())) {}
+
+CallSpec CompiledModel::call_spec() {
+  std::vector<std::string> spec = loader_.get_call_spec();
+  return {std::move(spec.at(0)), std::move(spec.at(1))};
+}
+
+std::vector<at::Tensor> CompiledModel::run(const std::vector<at::Tensor>& inputs) {
+  AOTIModelContainerRunner& runner = *loader_.get_runner();
+  InputHandles handles(inputs);
+  try {
+    return Runner::run(runner, handles.get());
+  } catch (const std::exception& error) {
+    const std::string model_error = Runner::last_error(runner);
+    throw describe_failure(model_error.empty() ? error_text(error) : model_error, inputs);
+  }
+}
+
+}  // namespace identity_conv

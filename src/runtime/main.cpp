@@ -1,0 +1,230 @@
+// identity-conv-run: runs a compiled package on tensors from files, without Python.
+
+#include <dlfcn.h>
+#include <getopt.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "error_text.h"
+#include "identity_conv/package.h"
+#include "tensor_file.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kHelp =
+    R"(usage: identity-conv-run PACKAGE [--library LIB]... [--input FILE]...
+                         [--output FILE] [--repeat N]
+
+Runs a model compiled by AOTInductor (model.pt2) on tensors from files.
+
+  --library LIB   load an operator library before the package; may be repeated
+  --input FILE    a tensor, or a list or tuple of tensors, as torch.save writes it; may be
+                  repeated: the inputs are all their tensors, in order, moved to the package's
+                  device
+  --output FILE   write what the model returns for torch.load: one tensor, or a tuple of several
+  --repeat N      time N further calls, and print the first result's time since start and
+                  the median and spread of a call; N is a positive integer
+  --help          print this
+
+At least one of --output and --repeat is needed.
+
+Exit status: 0 done; 1 refused or failed, with the reason on stderr; 2 wrong usage.
+
+Example:
+  identity-conv-run model.pt2 --library libidentity_conv_ops.so --input x.pt --output y.pt
+)";
+
+enum ExitStatus { kDone = 0, kFailed = 1, kWrongUsage = 2 };
+
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Arguments {
+  bool help = false;
+  std::string package;
+  std::vector<std::string> libraries;
+  std::vector<std::string> inputs;
+  std::optional<std::string> output;
+  std::optional<int> repeat;
+};
+
+int positive_integer(const std::string& option, std::string_view text) {
+  int value = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || value < 1) {
+    throw UsageError(option + " must be a positive integer, got '" + std::string(text) + "'");
+  }
+  return value;
+}
+
+Arguments parse_arguments(int argc, char** argv) {
+  const option options[] = {
+      {"library", required_argument, nullptr, 'l'}, {"input", required_argument, nullptr, 'i'},
+      {"output", required_argument, nullptr, 'o'},  {"repeat", required_argument, nullptr, 'r'},
+      {"help", no_argument, nullptr, 'h'},          {nullptr, 0, nullptr, 0}};
+  Arguments arguments;
+  // The leading ':' keeps getopt from printing, and tells a missing value from an unknown option.
+  for (int option; (option = getopt_long(argc, argv, ":h", options, nullptr)) != -1;) {
+    switch (option) {
+      case 'l':
+        arguments.libraries.emplace_back(optarg);
+        break;
+      case 'i':
+        arguments.inputs.emplace_back(optarg);
+        break;
+      case 'o':
+        arguments.output = optarg;
+        break;
+      case 'r':
+        arguments.repeat = positive_integer("--repeat", optarg);
+        break;
+      case 'h':
+        arguments.help = true;
+        return arguments;
+      case ':':
+        throw UsageError(std::string(argv[optind - 1]) + " needs a value");
+      default:
+        throw UsageError(std::string("there is no option ") + argv[optind - 1]);
+    }
+  }
+  if (optind == argc) throw UsageError("a package is needed");
+  if (optind + 1 < argc) {
+    throw UsageError(std::string("one package is taken, got '") + argv[optind] + "' and '" +
+                     argv[optind + 1] + "'");
+  }
+  if (!arguments.output && !arguments.repeat) throw UsageError("--output or --repeat is needed");
+  arguments.package = argv[optind];
+  return arguments;
+}
+
+// Loads the library for good, with its symbols global: a package may call them as a C shim.
+void load_library(const std::string& library) {
+  // dlopen looks a name without a slash up in the system's folders, not in the current one.
+  const bool is_file = std::filesystem::exists(library);
+  const std::string path = is_file ? std::filesystem::absolute(library).string() : library;
+  if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) return;
+
+  const std::string reason = identity_conv::one_line(dlerror());
+  const bool wants_python = reason.find("undefined symbol: Py") != std::string::npos ||
+                            reason.find("undefined symbol: _Py") != std::string::npos;
+  throw std::runtime_error(
+      "cannot load the operator library " + library + ": " + reason +
+      (wants_python ? " (it needs Python: build it without torch/extension.h)" : ""));
+}
+
+std::vector<at::Tensor> read_inputs(const std::vector<std::string>& files, c10::Device device) {
+  std::vector<at::Tensor> inputs;
+  for (const std::string& file : files) {
+    for (const at::Tensor& tensor : identity_conv::read_tensors(file)) {
+      inputs.push_back(tensor.to(device));
+    }
+  }
+  return inputs;
+}
+
+// Compiled models print on std::cerr what they throw. That is kept back, and shown only where the
+// exception doesn't say it: packages of torch 2.11 can't.
+std::vector<at::Tensor> run_quietly(identity_conv::Package& package,
+                                    const std::vector<at::Tensor>& inputs) {
+  std::ostringstream printed;
+  std::streambuf* const stderr_buffer = std::cerr.rdbuf(printed.rdbuf());
+  try {
+    std::vector<at::Tensor> outputs = package.run(inputs);
+    std::cerr.rdbuf(stderr_buffer);
+    return outputs;
+  } catch (const std::exception& error) {
+    std::cerr.rdbuf(stderr_buffer);
+    if (std::strstr(error.what(), "API call failed")) std::cerr << printed.str();
+    throw;
+  }
+}
+
+double microseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
+
+// Waits for what a call queued on a device.
+void synchronize(const std::vector<at::Tensor>& outputs) {
+  for (const at::Tensor& output : outputs) {
+    if (!output.is_cpu()) {
+      output.cpu();
+      return;
+    }
+  }
+}
+
+std::vector<double> time_calls(identity_conv::Package& package,
+                               const std::vector<at::Tensor>& inputs, int count) {
+  for (int i = 0; i < std::min(count, 10); ++i) synchronize(package.run(inputs));
+  std::vector<double> times;
+  times.reserve(count);
+  for (int i = 0; i < count; ++i) {
+    const auto start = Clock::now();
+    synchronize(package.run(inputs));
+    times.push_back(microseconds_since(start));
+  }
+  return times;
+}
+
+void print_times(double first_result_us, std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  const auto quantile = [&](double q) {
+    return times[static_cast<std::size_t>(q * static_cast<double>(times.size() - 1) + 0.5)];
+  };
+  std::printf(
+      "first result %.2f s after start; median %.1f us a call over %zu calls "
+      "(min %.1f, p25 %.1f, p75 %.1f)\n",
+      first_result_us / 1e6, quantile(0.5), times.size(), times.front(), quantile(0.25),
+      quantile(0.75));
+}
+
+void run(const Arguments& arguments, Clock::time_point start) {
+  for (const std::string& library : arguments.libraries) load_library(library);
+  auto package = identity_conv::Package::open(arguments.package);
+  const std::vector<at::Tensor> inputs = read_inputs(arguments.inputs, package.device());
+
+  const std::vector<at::Tensor> outputs = run_quietly(package, inputs);
+  synchronize(outputs);
+  const double first_result = microseconds_since(start);
+
+  if (arguments.output) identity_conv::write_tensors(*arguments.output, outputs);
+  if (arguments.repeat) {
+    print_times(first_result, time_calls(package, inputs, *arguments.repeat));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto start = Clock::now();
+  try {
+    const Arguments arguments = parse_arguments(argc, argv);
+    if (arguments.help) {
+      std::fputs(kHelp, stdout);
+    } else {
+      run(arguments, start);
+    }
+    if (std::fflush(stdout) != 0) throw std::runtime_error("stdout cannot be written");
+    return kDone;
+  } catch (const UsageError& error) {
+    std::fprintf(stderr, "identity-conv-run: %s (see --help)\n", error.what());
+    return kWrongUsage;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "identity-conv-run: %s\n", identity_conv::error_text(error).c_str());
+    return kFailed;
+  }
+}

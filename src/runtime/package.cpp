@@ -1,0 +1,153 @@
+#include "identity_conv/package.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "archive.h"
+#include "compiled_model.h"
+#include "error_text.h"
+#include "json.h"
+#include "requirements.h"
+
+namespace identity_conv {
+namespace {
+
+using Kind = PackageError::Kind;
+
+// What `read` makes of the JSON document in a record; refuses one of which it makes nothing.
+template <class Read>
+auto read_json(PackageArchive& archive, const std::string& path, const std::string& record,
+               Read&& read) {
+  try {
+    return read(Json::parse(archive.read(record)));
+  } catch (const std::invalid_argument& error) {
+    throw PackageError(Kind::kNotAPackage,
+                       path + ": is corrupted: its record " + record + " is " + error.what());
+  }
+}
+
+c10::DeviceType read_device_type(PackageArchive& archive, const std::string& path) {
+  for (const std::string& record : archive.model_records("_metadata.json")) {
+    const std::string name = read_json(archive, path, record, [](const Json& metadata) {
+      return metadata.text("AOTI_DEVICE_KEY");
+    });
+    if (!name.empty()) return c10::Device(name).type();
+  }
+  throw PackageError(Kind::kNotAPackage, path + ": does not say for which device it was compiled");
+}
+
+void check_host_has_device(const std::string& path, c10::DeviceType type,
+                           const PackageOptions& options) {
+  const std::string name = c10::DeviceTypeName(type, /*lower_case=*/true);
+  if (torch::inductor::getAOTIModelRunnerRegistry().count(name) == 0) {
+    throw PackageError(Kind::kHost,
+                       path + ": was compiled for " + name + ", which this build of torch lacks");
+  }
+  if (type == c10::DeviceType::CPU) return;
+
+  const int count =
+      c10::impl::hasDeviceGuardImpl(type) ? c10::impl::VirtualGuardImpl(type).deviceCount() : 0;
+  if (count == 0) {
+    throw PackageError(
+        Kind::kHost, path + ": was compiled for " + name + ", and no such device is visible here");
+  }
+  if (options.device_index >= count) {
+    throw PackageError(Kind::kHost, path + ": device " + name + ":" +
+                                        std::to_string(options.device_index) +
+                                        " was asked for, and there are " + std::to_string(count));
+  }
+}
+
+void check_operators_are_registered(PackageArchive& archive, const std::string& path) {
+  const std::vector<std::string> documents = archive.model_records(".json");
+  for (const std::string& library : archive.model_records(".so")) {
+    const std::string nodes = library.substr(0, library.size() - 3) + ".json";
+    if (std::find(documents.begin(), documents.end(), nodes) == documents.end()) continue;
+    const std::string missing =
+        describe_missing(read_json(archive, path, nodes, read_requirements));
+    if (!missing.empty()) throw PackageError(Kind::kLibraryNotLoaded, path + ": " + missing);
+  }
+}
+
+c10::Device check_package(const std::string& path, const PackageOptions& options) {
+  PackageArchive archive(path);
+  const c10::DeviceType type = read_device_type(archive, path);
+  check_host_has_device(path, type, options);
+  check_operators_are_registered(archive, path);
+  return c10::Device(type, type == c10::DeviceType::CPU ? -1 : options.device_index);
+}
+
+std::unique_ptr<CompiledModel> load_model(const std::string& path, const PackageOptions& options) {
+  try {
+    return std::make_unique<CompiledModel>(path, options);
+  } catch (const std::exception& error) {
+    const std::string text = error_text(error);
+    const Kind kind =
+        text.find("undefined symbol") != std::string::npos ? Kind::kLibraryNotLoaded : Kind::kHost;
+    throw PackageError(kind, path + ": cannot be loaded (" + text + ")");
+  }
+}
+
+// The compiled code reads an input's memory through its data pointer, sizes and strides alone.
+at::Tensor readable_input(at::Tensor input, std::size_t index) {
+  const auto refuse = [&](const std::string& what) {
+    throw PackageError(Kind::kInput, "input " + std::to_string(index) + ": " + what);
+  };
+  if (!input.defined()) refuse("must be a tensor, got an undefined one");
+  if (input.layout() != c10::kStrided) {
+    refuse("must be a dense (strided) tensor, got " + c10::str(input.layout()));
+  }
+  if (!input.has_storage() || input.unsafeGetTensorImpl()->is_python_dispatch()) {
+    refuse("must be a plain tensor, got a subclass or wrapper whose data is elsewhere");
+  }
+  if (input.requires_grad()) input = input.detach();
+  if (input.is_conj()) input = input.resolve_conj();
+  if (input.is_neg()) input = input.resolve_neg();
+  return input;
+}
+
+}  // namespace
+
+class Package::Loaded {
+ public:
+  Loaded(std::unique_ptr<CompiledModel> model, c10::Device device)
+      : model(std::move(model)), device(device) {}
+
+  std::unique_ptr<CompiledModel> model;
+  c10::Device device;
+};
+
+Package::Package(std::unique_ptr<Loaded> loaded) : loaded_(std::move(loaded)) {}
+Package::Package(Package&&) noexcept = default;
+Package& Package::operator=(Package&&) noexcept = default;
+Package::~Package() = default;
+
+Package Package::open(const std::string& path, Options options) {
+  const c10::Device device = check_package(path, options);
+  return Package(std::make_unique<Loaded>(load_model(path, options), device));
+}
+
+std::vector<at::Tensor> Package::run(std::vector<at::Tensor> inputs) {
+  if (inputs.size() != num_inputs()) {
+    throw PackageError(Kind::kInput, "the number of input tensors must be " +
+                                         std::to_string(num_inputs()) + ", got " +
+                                         std::to_string(inputs.size()));
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    inputs[i] = readable_input(std::move(inputs[i]), i);
+  }
+  return loaded_->model->run(inputs);
+}
+
+std::size_t Package::num_inputs() const { return loaded_->model->num_inputs(); }
+
+CallSpec Package::call_spec() const { return loaded_->model->call_spec(); }
+
+c10::Device Package::device() const { return loaded_->device; }
+
+}  // namespace identity_conv
