@@ -58,7 +58,7 @@ def run(out: Path) -> bool:
         road.take(f"run the model on {device}", lambda: model(x), equal=matches)
         batch = torch.export.Dim("batch", max=1024)
         program = road.take("export", lambda: package.export(model, (x,), dynamic_shapes=({0: batch},)))
-    console.print(str(program.graph).strip(), highlight=False, soft_wrap=True)
+    console.print(str(program.graph).strip(), markup=False, highlight=False, soft_wrap=True)
     road.take(f"compile to {out}", lambda: package.compile_package(program, out))
     loaded = road.take("load the package in Python", lambda: package.load_package(out))
     road.take("run the package in Python", lambda: loaded(x), equal=matches)

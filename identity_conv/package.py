@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import json
 import os
 import shlex
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +19,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from . import settings, targets, toolchain
+from . import manifest, settings, targets, toolchain
 
 
 def compile_package(
@@ -39,7 +41,8 @@ def compile_package(
 
     Raises:
         TypeError: `program` isn't an ``ExportedProgram``.
-        ValueError: `path` doesn't end in ``.pt2``.
+        ValueError: `path` doesn't end in ``.pt2``; or an input has a size or a layout that no manifest
+            can tell (see :mod:`identity_conv.manifest`).
         FileNotFoundError: the folder of `path` isn't there.
         ToolchainError: the machine has no compiler that torch's headers accept.
     """
@@ -54,11 +57,16 @@ def compile_package(
     if not target.absolute().parent.is_dir():
         raise FileNotFoundError(f"compile_package: the folder of path isn't there: {target.absolute().parent}")
 
+    described = manifest.describe(program)
     configs = {"cpp.cxx": (None, str(_binding_compiler())), **(inductor_configs or {})}
     # The archive's inner folder has the file's name: the scratch file keeps it, in a folder of its own.
     with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", dir=target.absolute().parent) as scratch:
         unfinished = Path(scratch) / target.name
-        torch._inductor.aoti_compile_and_package(program, package_path=str(unfinished), inductor_configs=configs)
+        with warnings.catch_warnings():
+            # torch 2.13's own use of an interface that it deprecates.
+            warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*", category=FutureWarning)
+            torch._inductor.aoti_compile_and_package(program, package_path=str(unfinished), inductor_configs=configs)
+        manifest.add(unfinished, described)
         unfinished.replace(target)
     return target
 
@@ -112,13 +120,16 @@ class Package:
         in_spec, out_spec = self._package.call_spec
         self._in_spec = pytree.treespec_loads(in_spec)
         self._out_spec = pytree.treespec_loads(out_spec)
+        self._constants: list[list[Any]] = json.loads(self._package.manifest or "{}").get("constants", [])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model on `args` and `kwargs`, structured as in the export; returns what it returned.
 
         Raises:
             TypeError: the arguments have another structure than the exported ones.
-            RuntimeError: a tensor has another shape, dtype, device or strides than the package takes.
+            ValueError: an argument that isn't a tensor has another value than in the export, where it
+                was compiled in.
+            RuntimeError: a tensor has another shape, dtype or device than the package takes.
         """
         expected = self._in_spec.children()[1].context
         if set(kwargs) == set(expected):
@@ -129,11 +140,33 @@ class Package:
                 f"{self.path.name}: arguments must be structured as in the export, "
                 f"{_describe(self._in_spec)}, got {_describe(spec)}"
             )
-        outputs = self._package.run(*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
-        return pytree.tree_unflatten(outputs, self._out_spec)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if self._constants or len(tensors) != len(leaves):
+            self._check_constants(leaves)
+        return pytree.tree_unflatten(self._package.run(*tensors), self._out_spec)
+
+    def _check_constants(self, leaves: list[Any]) -> None:
+        """Arguments that aren't tensors were compiled in: they must be what they were then."""
+        constants = dict(self._constants)
+        for position, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) != (position not in constants):
+                wanted = constants.get(position, "a tensor")
+                raise TypeError(f"{self.path.name}: argument {position} must be {wanted}, got {_short(leaf)}")
+            if position in constants and repr(leaf) != constants[position]:
+                raise ValueError(
+                    f"{self.path.name}: argument {position} was compiled in as {constants[position]}, "
+                    f"got {_short(leaf)}"
+                )
 
     def __repr__(self) -> str:
         return f"Package({str(self.path)!r}, device={self._package.device!r})"
+
+
+def _short(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        return "a tensor"
+    text = repr(leaf)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _describe(spec: pytree.TreeSpec) -> str:

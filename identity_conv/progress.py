@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 #: Seconds that a unit takes on one core of an ordinary machine, for the estimate alone.
-SECONDS_PER_UNIT = {".cpp": 9.0, ".cu": 4.0}
+SECONDS_PER_UNIT = {".cpp": 7.0, ".cu": 4.0}
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def building(name: str, sources: list[Path], folder: Path, compiler: str, archs:
     """Announces a build of `sources` in `folder`, shows how many units are done, and says the time it took."""
     import os
 
-    seconds = sum(SECONDS_PER_UNIT.get(source.suffix, 9.0) for source in sources)
+    seconds = sum(SECONDS_PER_UNIT.get(source.suffix, 7.0) for source in sources)
     jobs = min(len(sources), len(os.sched_getaffinity(0)))
     device = f"CPU and CUDA {archs}" if archs else "CPU"
     _say(

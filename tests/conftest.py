@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from torch.export import Dim
 
 settings.register_profile(
     "identity_conv", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -30,3 +32,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One package of IdentityModel for each device, with free batch, height and width."""
+    import identity_conv
+
+    free = ({0: Dim("n", max=64), 2: Dim("h", max=512), 3: Dim("w", max=512)},)
+    found = {}
+    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+        model = identity_conv.IdentityModel().to(device)
+        program = identity_conv.export(model, (torch.randn(2, 3, 8, 9, device=device),), dynamic_shapes=free)
+        found[device] = identity_conv.compile_package(program, tmp_path_factory.mktemp(device) / "model.pt2")
+    return found

@@ -149,6 +149,10 @@ std::string PackageArchive::read(const std::string& name) {
   }
 }
 
+bool PackageArchive::has(const std::string& name) const {
+  return std::find(records_.begin(), records_.end(), name) != records_.end();
+}
+
 std::vector<std::string> PackageArchive::model_records(std::string_view suffix) const {
   std::vector<std::string> names;
   for (const std::string& record : records_) {

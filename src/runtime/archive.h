@@ -19,6 +19,8 @@ class PackageArchive {
   // The record at `name`, whole; throws PackageError where it can't be read.
   std::string read(const std::string& name);
 
+  bool has(const std::string& name) const;
+
   // Records of the compiled model whose name ends in `suffix`.
   std::vector<std::string> model_records(std::string_view suffix) const;
 

@@ -12,6 +12,7 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <mutex>
 #include <string_view>
 
 #include "error_text.h"
@@ -164,17 +165,37 @@ PackageError describe_failure(const std::string& model_error,
                       "the model failed: " + (cause.empty() ? model_error : cause));
 }
 
-// Generated code reads this variable at a model's first run. A user's own setting stands.
-void turn_on_input_checks() {
-  static const int done = setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", /*overwrite=*/0);
-  static_cast<void>(done);
-}
+// Generated code reads this variable once, in a model's first run. While this lives it says what
+// the model is to do, unless the user has set it; models run for the first time one after the
+// other.
+class CheckSetting {
+ public:
+  explicit CheckSetting(bool on) : lock_(mutex()), mine_(std::getenv(kName) == nullptr) {
+    if (mine_) setenv(kName, on ? "1" : "0", /*overwrite=*/0);
+  }
+  CheckSetting(const CheckSetting&) = delete;
+  CheckSetting& operator=(const CheckSetting&) = delete;
+  ~CheckSetting() {
+    if (mine_) unsetenv(kName);
+  }
+
+ private:
+  static constexpr const char* kName = "AOTI_RUNTIME_CHECK_INPUTS";
+
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+
+  std::lock_guard<std::mutex> lock_;
+  bool mine_;
+};
 
 }  // namespace
 
 CompiledModel::CompiledModel(const std::string& path, const PackageOptions& options)
-    : loader_((turn_on_input_checks(), path), "model", /*run_single_threaded=*/false,
-              options.num_runners, options.device_index),
+    : loader_(path, "model", /*run_single_threaded=*/false, options.num_runners,
+              options.device_index),
       num_inputs_(Runner::num_inputs(*loader_.get_runner())) {}
 
 CallSpec CompiledModel::call_spec() {
@@ -182,7 +203,16 @@ CallSpec CompiledModel::call_spec() {
   return {std::move(spec.at(0)), std::move(spec.at(1))};
 }
 
-std::vector<at::Tensor> CompiledModel::run(const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> CompiledModel::run(const std::vector<at::Tensor>& inputs,
+                                           bool generated_checks) {
+  if (has_run_) return run_now(inputs);
+  const CheckSetting setting(generated_checks);
+  // Set also where the run fails: the variable has been read.
+  has_run_ = true;
+  return run_now(inputs);
+}
+
+std::vector<at::Tensor> CompiledModel::run_now(const std::vector<at::Tensor>& inputs) {
   AOTIModelContainerRunner& runner = *loader_.get_runner();
   InputHandles handles(inputs);
   try {

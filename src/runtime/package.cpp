@@ -5,11 +5,13 @@
 #include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
 #include "archive.h"
 #include "compiled_model.h"
+#include "contract.h"
 #include "error_text.h"
 #include "json.h"
 #include "requirements.h"
@@ -74,12 +76,25 @@ void check_operators_are_registered(PackageArchive& archive, const std::string& 
   }
 }
 
-c10::Device check_package(const std::string& path, const PackageOptions& options) {
-  PackageArchive archive(path);
-  const c10::DeviceType type = read_device_type(archive, path);
-  check_host_has_device(path, type, options);
-  check_operators_are_registered(archive, path);
-  return c10::Device(type, type == c10::DeviceType::CPU ? -1 : options.device_index);
+// The device of that type that the options ask for; the current one where they don't.
+c10::Device choose_device(c10::DeviceType type, const PackageOptions& options) {
+  if (type == c10::DeviceType::CPU) return type;
+  if (options.device_index >= 0) return {type, options.device_index};
+  return c10::impl::VirtualGuardImpl(type).getDevice();
+}
+
+constexpr const char* kManifest = "extra/identity_conv/manifest.json";
+constexpr int64_t kManifestFormat = 1;
+
+Contract read_contract(const Json& manifest) {
+  const Json* format = manifest.find("format");
+  const int64_t* number = format ? format->as<int64_t>() : nullptr;
+  if (!number) throw std::invalid_argument("not a manifest: it has no format");
+  if (*number != kManifestFormat) {
+    throw std::invalid_argument("of format " + std::to_string(*number) +
+                                ", and this runtime knows " + std::to_string(kManifestFormat));
+  }
+  return Contract(manifest);
 }
 
 std::unique_ptr<CompiledModel> load_model(const std::string& path, const PackageOptions& options) {
@@ -115,11 +130,12 @@ at::Tensor readable_input(at::Tensor input, std::size_t index) {
 
 class Package::Loaded {
  public:
-  Loaded(std::unique_ptr<CompiledModel> model, c10::Device device)
-      : model(std::move(model)), device(device) {}
+  explicit Loaded(c10::Device device) : device(device) {}
 
-  std::unique_ptr<CompiledModel> model;
   c10::Device device;
+  std::string manifest;
+  std::optional<Contract> contract;
+  std::unique_ptr<CompiledModel> model;
 };
 
 Package::Package(std::unique_ptr<Loaded> loaded) : loaded_(std::move(loaded)) {}
@@ -128,8 +144,17 @@ Package& Package::operator=(Package&&) noexcept = default;
 Package::~Package() = default;
 
 Package Package::open(const std::string& path, Options options) {
-  const c10::Device device = check_package(path, options);
-  return Package(std::make_unique<Loaded>(load_model(path, options), device));
+  PackageArchive archive(path);
+  const c10::DeviceType type = read_device_type(archive, path);
+  check_host_has_device(path, type, options);
+  check_operators_are_registered(archive, path);
+  auto loaded = std::make_unique<Loaded>(choose_device(type, options));
+  if (archive.has(kManifest)) {
+    loaded->manifest = archive.read(kManifest);
+    loaded->contract = read_json(archive, path, kManifest, read_contract);
+  }
+  loaded->model = load_model(path, options);
+  return Package(std::move(loaded));
 }
 
 std::vector<at::Tensor> Package::run(std::vector<at::Tensor> inputs) {
@@ -141,12 +166,15 @@ std::vector<at::Tensor> Package::run(std::vector<at::Tensor> inputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     inputs[i] = readable_input(std::move(inputs[i]), i);
   }
-  return loaded_->model->run(inputs);
+  if (loaded_->contract) loaded_->contract->fit(inputs, loaded_->device);
+  return loaded_->model->run(inputs, /*generated_checks=*/!loaded_->contract);
 }
 
 std::size_t Package::num_inputs() const { return loaded_->model->num_inputs(); }
 
 CallSpec Package::call_spec() const { return loaded_->model->call_spec(); }
+
+const std::string& Package::manifest() const { return loaded_->manifest; }
 
 c10::Device Package::device() const { return loaded_->device; }
 

@@ -165,6 +165,11 @@ PyObject* package_call_spec(PyObject* self, void*) {
   });
 }
 
+PyObject* package_manifest(PyObject* self, void*) {
+  const std::shared_ptr<Package> package = open_package(self);
+  return package ? PyUnicode_FromString(package->manifest().c_str()) : nullptr;
+}
+
 PyObject* package_close(PyObject* self, PyObject*) {
   // Destroying the package unmaps code and removes files: not under the GIL.
   std::shared_ptr<Package> package = std::move(reinterpret_cast<PyPackage*>(self)->package);
@@ -212,6 +217,7 @@ PyGetSetDef package_properties[] = {
      "The pytree specs of the arguments and of the result, as two JSON strings.", nullptr},
     {"device", package_device, nullptr, "Where the model is loaded, such as 'cpu' or 'cuda:0'.",
      nullptr},
+    {"manifest", package_manifest, nullptr, "The manifest's JSON; empty without one.", nullptr},
     {"num_inputs", package_num_inputs, nullptr, "How many tensors run() takes.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 

@@ -62,8 +62,6 @@ class Package {
   // Loads the package at `path`. The libraries that register its operators and classes must have
   // been loaded before. Throws PackageError, never of kind kInput or kExecution.
   //
-  // The compiled code checks its inputs only where AOTI_RUNTIME_CHECK_INPUTS is set: open() sets it
-  // in this process's environment, unless the user already has.
   static Package open(const std::string& path, Options options = Options());
 
   Package(Package&&) noexcept;
@@ -71,8 +69,9 @@ class Package {
   ~Package();
 
   // Runs the model. `inputs` are the tensors of the flattened arguments, in order, on device(),
-  // with the dtypes, sizes and strides that the model was compiled for; inputs that require grad
-  // are run without it. On CUDA the work is queued on the current stream. Safe to call from several
+  // with the dtypes and sizes that the manifest says; one that is laid out otherwise than the code
+  // expects is copied first. Without a manifest (a package of stock torch) the checks that the
+  // compiler generated are all there is. Inputs that require grad are run without it. On CUDA the work is queued on the current stream. Safe to call from several
   // threads. Throws PackageError of kind kInput or kExecution, and holds on to no input after it.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs);
 
@@ -80,6 +79,9 @@ class Package {
   std::size_t num_inputs() const;
 
   CallSpec call_spec() const;
+
+  // The manifest's JSON; empty in a package without one.
+  const std::string& manifest() const;
 
   // Where the model was loaded; without an index where Options::device_index was -1.
   c10::Device device() const;

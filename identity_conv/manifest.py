@@ -1,0 +1,116 @@
+"""What a package says of itself: ``extra/identity_conv/manifest.json`` in the archive.
+
+The C++ runtime (``src/runtime/contract.h``) reads it, tells its form, and checks every call by it.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.utils import _pytree as pytree
+
+RECORD = "extra/identity_conv/manifest.json"
+FORMAT = 1
+
+
+def describe(program: ExportedProgram) -> dict[str, Any]:
+    """The manifest of a package of `program`.
+
+    Raises:
+        ValueError: an input has a size that is no polynomial of the dynamic dimensions, or a layout
+            that is neither dense nor of fixed strides.
+    """
+    symbols: dict[str, Any] = {}
+    inputs = [_describe_input(name, value, program, symbols) for name, value in _tensor_inputs(program)]
+    leaves = pytree.tree_leaves(program.example_inputs)
+    constants = [[position, repr(leaf)] for position, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)]
+    return {"format": FORMAT, "symbols": symbols, "inputs": inputs, "constants": constants}
+
+
+def add(package: Path, manifest: dict[str, Any]) -> None:
+    """Writes `manifest` into the archive at `package`."""
+    with zipfile.ZipFile(package, "a") as archive:
+        # Every record lies in one folder, named when the archive was made.
+        folder = archive.namelist()[0].split("/", 1)[0]
+        archive.writestr(f"{folder}/{RECORD}", json.dumps(manifest))
+
+
+def _tensor_inputs(program: ExportedProgram) -> list[tuple[str, torch.Tensor]]:
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    found = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT and not isinstance(spec.arg, ConstantArgument):
+            value = values[spec.arg.name]
+            if isinstance(value, torch.Tensor):
+                found.append((spec.arg.name, value))
+    return found
+
+
+def _describe_input(
+    name: str, value: torch.Tensor, program: ExportedProgram, symbols: dict[str, Any]
+) -> dict[str, Any]:
+    sizes = [_describe_size(name, dimension, size, program, symbols) for dimension, size in enumerate(value.shape)]
+    described = {"name": name, "dtype": str(value.dtype).removeprefix("torch."), "sizes": sizes}
+    order = _dense_order(value)
+    if order is not None:
+        return described | {"order": order}
+    if all(isinstance(stride, int) for stride in value.stride()):
+        return described | {"strides": list(value.stride())}
+    raise ValueError(
+        f"compile_package: input {name} has strides {tuple(value.stride())}, which are neither dense nor fixed: "
+        "export with a contiguous example"
+    )
+
+
+def _describe_size(name: str, dimension: int, size: Any, program: ExportedProgram, symbols: dict[str, Any]) -> Any:
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    if expression.is_Integer:
+        return int(expression)
+    free = sorted(expression.free_symbols, key=str)
+    for symbol in free:
+        bounds = program.range_constraints[symbol]
+        symbols[str(symbol)] = {"min": _finite(bounds.lower), "max": _finite(bounds.upper)}
+    if expression.is_Symbol:
+        return str(expression)
+    if not expression.is_polynomial(*free):
+        raise ValueError(
+            f"compile_package: input {name}: size of dimension {dimension} is {expression}, and only polynomials "
+            "of the dynamic dimensions can be checked: export it as a dimension of its own"
+        )
+    terms = expression.as_poly(*free).terms()
+    return [[int(factor), [str(s) for s, power in zip(free, powers, strict=True) for _ in range(power)]]
+            for powers, factor in terms]  # fmt: skip
+
+
+def _finite(bound: Any) -> int | None:
+    return int(bound) if bound.is_Integer else None
+
+
+def _dense_order(value: torch.Tensor) -> list[int] | None:
+    """Dimensions from outermost to innermost where `value` is dense in that order, else None."""
+    rank = value.dim()
+    if value.is_contiguous():
+        return list(range(rank))
+    # A dimension of size 1 may have any stride: it stays where row-major order has it.
+    order = sorted(range(rank), key=lambda d: (_hint(value.stride(d)), -d), reverse=True)
+    dense: Any = 1
+    for dimension in reversed(order):
+        size = value.shape[dimension]
+        if size == 1:
+            continue
+        if value.stride(dimension) != dense:
+            return None
+        dense = dense * size
+    return order
+
+
+def _hint(stride: Any) -> int:
+    return stride if isinstance(stride, int) else stride.node.hint

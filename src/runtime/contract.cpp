@@ -1,0 +1,245 @@
+#include "contract.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+
+#include "identity_conv/package.h"
+
+namespace identity_conv {
+namespace {
+
+[[noreturn]] void refuse(const std::string& name, const std::string& what) {
+  throw PackageError(PackageError::Kind::kInput, "input " + name + ": " + what);
+}
+
+std::string dtype_name(c10::ScalarType dtype) {
+  return std::string(c10::getDtypeNames(dtype).first);
+}
+
+c10::ScalarType read_dtype(const std::string& name) {
+  for (int i = 0; i < static_cast<int>(c10::ScalarType::NumOptions); ++i) {
+    const auto dtype = static_cast<c10::ScalarType>(i);
+    if (dtype != c10::ScalarType::Undefined && dtype_name(dtype) == name) return dtype;
+  }
+  throw std::invalid_argument("not a manifest: no dtype is named " + name);
+}
+
+std::vector<int64_t> read_ints(const Json* json) {
+  std::vector<int64_t> ints;
+  if (!json) return ints;
+  for (const Json& element : json->elements()) {
+    const auto* value = element.as<int64_t>();
+    if (!value)
+      throw std::invalid_argument("not a manifest: a list of integers holds another thing");
+    ints.push_back(*value);
+  }
+  return ints;
+}
+
+std::string range_text(int64_t min, int64_t max) {
+  return max == std::numeric_limits<int64_t>::max()
+             ? "at least " + std::to_string(min)
+             : std::to_string(min) + " to " + std::to_string(max);
+}
+
+}  // namespace
+
+// The symbols' values in one call, each with the place that gave it.
+class Contract::Binding {
+ public:
+  explicit Binding(const Contract& contract)
+      : contract_(contract), values_(contract.symbols_.size()), givers_(values_.size()) {}
+
+  // The value of `size`, or none while a symbol of it has no value.
+  std::optional<int64_t> value(const Size& size) const {
+    int64_t sum = 0;
+    for (const Term& term : size) {
+      int64_t product = term.factor;
+      for (std::size_t symbol : term.symbols) {
+        if (!values_[symbol]) return std::nullopt;
+        product *= *values_[symbol];
+      }
+      sum += product;
+    }
+    return sum;
+  }
+
+  // Gives the one unknown symbol of a size that is linear in it the value that `got` implies. False
+  // where there is no such symbol.
+  bool solve(const Size& size, int64_t got, const std::string& input, std::size_t dimension) {
+    const Term* unknown = nullptr;
+    int64_t known = 0;
+    for (const Term& term : size) {
+      if (const auto value = this->value({term})) {
+        known += *value;
+      } else if (unknown || term.symbols.size() != 1) {
+        return false;
+      } else {
+        unknown = &term;
+      }
+    }
+    if (!unknown) return false;
+    const std::size_t index = unknown->symbols[0];
+    const Symbol& symbol = contract_.symbols_[index];
+    const int64_t value = (got - known) / unknown->factor;
+    const bool fits = value * unknown->factor == got - known;
+    if (!fits || value < symbol.min || value > symbol.max) {
+      const std::string range = range_text(symbol.min, symbol.max);
+      const bool plain = unknown->factor == 1 && size.size() == 1;
+      refuse(input, "size of dimension " + std::to_string(dimension) + " must be " +
+                        (plain ? range
+                               : std::to_string(unknown->factor) + " * n + " +
+                                     std::to_string(known) + " with n " + range) +
+                        ", got " + std::to_string(got));
+    }
+    values_[index] = value;
+    givers_[index] = "dimension " + std::to_string(dimension) + " of " + input;
+    return true;
+  }
+
+  // Where the value of `size` comes from; empty where it is a constant.
+  std::string origin(const Size& size) const {
+    for (const Term& term : size) {
+      if (!term.symbols.empty()) return " (given by " + givers_[term.symbols[0]] + ")";
+    }
+    return {};
+  }
+
+ private:
+  const Contract& contract_;
+  std::vector<std::optional<int64_t>> values_;
+  std::vector<std::string> givers_;
+};
+
+Contract::Contract(const Json& manifest) {
+  const Json* symbols = manifest.find("symbols");
+  const Json* inputs = manifest.find("inputs");
+  if (!symbols || !symbols->as<Json::Object>() || !inputs || !inputs->as<Json::Array>()) {
+    throw std::invalid_argument("not a manifest: it names no inputs");
+  }
+  for (const auto& [name, range] : *symbols->as<Json::Object>()) {
+    Symbol symbol{name};
+    if (const Json* min = range.find("min"))
+      symbol.min = min->as<int64_t>() ? *min->as<int64_t>() : 0;
+    if (const Json* max = range.find("max"); max && max->as<int64_t>())
+      symbol.max = *max->as<int64_t>();
+    symbols_.push_back(symbol);
+  }
+  for (const Json& json : inputs->elements()) {
+    Input input{json.text("name"), read_dtype(json.text("dtype")), {}, {}, {}};
+    const Json* sizes = json.find("sizes");
+    if (!sizes || !sizes->as<Json::Array>()) {
+      throw std::invalid_argument("not a manifest: input " + input.name + " has no sizes");
+    }
+    for (const Json& size : sizes->elements()) input.sizes.push_back(read_size(size));
+    input.order = read_ints(json.find("order"));
+    input.strides = read_ints(json.find("strides"));
+    const std::size_t rank = input.sizes.size();
+    std::vector<int64_t> sorted = input.order;
+    std::sort(sorted.begin(), sorted.end());
+    bool fits = (input.strides.empty() ? sorted.size() : input.strides.size()) == rank;
+    for (std::size_t d = 0; d < sorted.size(); ++d) fits &= sorted[d] == static_cast<int64_t>(d);
+    if (!fits)
+      throw std::invalid_argument("not a manifest: input " + input.name + " has no layout");
+    inputs_.push_back(std::move(input));
+  }
+}
+
+std::size_t Contract::symbol_index(const std::string& name) const {
+  for (std::size_t i = 0; i < symbols_.size(); ++i) {
+    if (symbols_[i].name == name) return i;
+  }
+  throw std::invalid_argument("not a manifest: symbol " + name + " has no range");
+}
+
+Contract::Size Contract::read_size(const Json& json) const {
+  if (const auto* exact = json.as<int64_t>()) return {{*exact, {}}};
+  if (const auto* symbol = json.as<std::string>()) return {{1, {symbol_index(*symbol)}}};
+  Size size;
+  for (const Json& pair : json.elements()) {
+    const Json::Array& parts = pair.elements();
+    const int64_t* factor = parts.size() == 2 ? parts[0].as<int64_t>() : nullptr;
+    if (!factor || *factor == 0) {
+      throw std::invalid_argument("not a manifest: a size is no polynomial");
+    }
+    Term term{*factor, {}};
+    for (const Json& name : parts[1].elements()) {
+      const auto* symbol = name.as<std::string>();
+      if (!symbol) throw std::invalid_argument("not a manifest: a symbol has no name");
+      term.symbols.push_back(symbol_index(*symbol));
+    }
+    size.push_back(std::move(term));
+  }
+  return size;
+}
+
+void Contract::fit(std::vector<at::Tensor>& inputs, c10::Device device) const {
+  Binding binding(*this);
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    const Input& input = inputs_[i];
+    const at::Tensor& tensor = inputs[i];
+    if (tensor.scalar_type() != input.dtype) {
+      refuse(input.name, "dtype must be " + dtype_name(input.dtype) + ", got " +
+                             dtype_name(tensor.scalar_type()));
+    }
+    if (tensor.device() != device) {
+      refuse(input.name, "device must be " + device.str() + ", got " + tensor.device().str());
+    }
+    if (tensor.dim() != static_cast<int64_t>(input.sizes.size())) {
+      refuse(input.name, "the number of dimensions must be " + std::to_string(input.sizes.size()) +
+                             ", got " + std::to_string(tensor.dim()));
+    }
+  }
+  // First the sizes that give a symbol its value, in order, then all against what they must be.
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    for (std::size_t d = 0; d < inputs_[i].sizes.size(); ++d) {
+      const Size& size = inputs_[i].sizes[d];
+      if (!binding.value(size)) binding.solve(size, inputs[i].size(d), inputs_[i].name, d);
+    }
+  }
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    for (std::size_t d = 0; d < inputs_[i].sizes.size(); ++d) {
+      const Size& size = inputs_[i].sizes[d];
+      const auto wanted = binding.value(size);
+      if (!wanted || *wanted != inputs[i].size(d)) {
+        refuse(inputs_[i].name,
+               "size of dimension " + std::to_string(d) + " must be " +
+                   (wanted ? std::to_string(*wanted) + binding.origin(size) : "of a known form") +
+                   ", got " + std::to_string(inputs[i].size(d)));
+      }
+    }
+    inputs[i] = laid_out(inputs[i], inputs_[i]);
+  }
+}
+
+at::Tensor Contract::laid_out(const at::Tensor& tensor, const Input& input) const {
+  const auto sizes = tensor.sizes();
+  c10::SmallVector<int64_t, 8> wanted(input.strides.begin(), input.strides.end());
+  if (input.strides.empty()) {
+    wanted.resize(sizes.size());
+    int64_t stride = 1;
+    for (auto d = input.order.rbegin(); d != input.order.rend(); ++d) {
+      wanted[*d] = stride;
+      stride *= std::max<int64_t>(sizes[*d], 1);
+    }
+  }
+  bool fits = true;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    fits &= sizes[d] <= 1 || tensor.stride(d) == wanted[d];
+  }
+  if (fits || tensor.numel() == 0) return tensor;
+  if (!input.strides.empty()) {
+    refuse(input.name, "strides must be " + c10::str(at::IntArrayRef(input.strides)) + ", got " +
+                           c10::str(tensor.strides()) +
+                           " (the package was compiled for a layout that isn't dense)");
+  }
+  at::Tensor copy = at::empty_strided(sizes, wanted, tensor.options());
+  copy.copy_(tensor);
+  return copy;
+}
+
+}  // namespace identity_conv

@@ -1,0 +1,64 @@
+// What the inputs of a package must be: the "symbols" and "inputs" of its manifest.
+//
+//   "symbols": {"s0": {"min": 0, "max": 64}, "s1": {"min": 2, "max": null}}
+//   "inputs":  [{"name": "x", "dtype": "float32", "sizes": ["s0", 3, [[2, ["s1"]], [1, []]]],
+//                "order": [0, 1, 2]}]
+//
+// A size is a number, a symbol, or a polynomial: terms of a factor and the symbols it multiplies
+// (here 2 * s1 + 1). "order" lists the dimensions from outermost to innermost of the dense layout
+// that the code was compiled for; "strides" stands in its place where the example wasn't dense.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "json.h"
+
+namespace identity_conv {
+
+class Contract {
+ public:
+  // Throws std::invalid_argument where the manifest doesn't say what it must.
+  explicit Contract(const Json& manifest);
+
+  std::size_t num_inputs() const { return inputs_.size(); }
+
+  // Checks dense tensors and gives each the strides that the code was compiled for: one that is
+  // laid out otherwise is copied. Throws PackageError of kind kInput with one sentence.
+  void fit(std::vector<at::Tensor>& inputs, c10::Device device) const;
+
+ private:
+  struct Symbol {
+    std::string name;
+    int64_t min = 0;
+    int64_t max = std::numeric_limits<int64_t>::max();
+  };
+  struct Term {
+    int64_t factor;
+    std::vector<std::size_t> symbols;
+  };
+  using Size = std::vector<Term>;
+  struct Input {
+    std::string name;
+    c10::ScalarType dtype;
+    std::vector<Size> sizes;
+    std::vector<int64_t> order;
+    std::vector<int64_t> strides;
+  };
+  class Binding;
+
+  Size read_size(const Json& json) const;
+  std::size_t symbol_index(const std::string& name) const;
+  at::Tensor laid_out(const at::Tensor& tensor, const Input& input) const;
+
+  std::vector<Symbol> symbols_;
+  std::vector<Input> inputs_;
+};
+
+}  // namespace identity_conv

@@ -1,0 +1,300 @@
+"""compile_package and load_package: what comes back is what the model returned, or one sentence."""
+
+from __future__ import annotations
+
+import gc
+import glob
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch.export import Dim
+
+import identity_conv
+
+
+def close_to(x: torch.Tensor) -> dict[str, float]:
+    return {"rtol": 0, "atol": 4e-3 * float(x.abs().max())} if x.is_cuda else {"rtol": 1e-6, "atol": 1e-6}
+
+
+def test_it_returns_what_the_model_returns(device: str, packages: dict[str, Path]) -> None:
+    package = identity_conv.load_package(packages[device])
+    for shape in [(2, 3, 8, 9), (1, 3, 5, 6), (64, 3, 2, 2)]:
+        x = torch.randn(shape, device=device)
+        y = package(x)
+        assert isinstance(y, torch.Tensor)
+        assert y.device.type == device
+        torch.testing.assert_close(y, x, **close_to(x))
+
+
+def test_a_fresh_process_loads_it(device: str, packages: dict[str, Path], tmp_path: Path) -> None:
+    x = torch.randn(3, 3, 8, 8)
+    torch.save(x, tmp_path / "x.pt")
+    code = (
+        "import sys, torch, identity_conv; package, x, y, device = sys.argv[1:]\n"
+        "torch.save(identity_conv.load_package(package)(torch.load(x).to(device)).cpu(), y)"
+    )
+    command = [sys.executable, "-c", code, packages[device], tmp_path / "x.pt", tmp_path / "y.pt", device]
+    subprocess.run(command, check=True)
+    torch.testing.assert_close(torch.load(tmp_path / "y.pt"), x, **close_to(x.to(device)))
+
+
+class Nested(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = identity_conv.IdentityModel()
+
+    def forward(self, pair, *, scale, shift=None):
+        y = self.inner(pair["a"])
+        return {"sum": y + pair["b"][0], "list": [y * scale, (self.inner(pair["b"][0]),)]}
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory: pytest.TempPathFactory) -> identity_conv.Package:
+    a, b, scale = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4), torch.tensor(3.0)
+    program = identity_conv.export(Nested(), ({"a": a, "b": (b,)},), {"scale": scale})
+    return identity_conv.load_package(
+        identity_conv.compile_package(program, tmp_path_factory.mktemp("nested") / "nested.pt2")
+    )
+
+
+def test_nested_and_keyword_arguments(nested: identity_conv.Package) -> None:
+    a, b, scale = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4), torch.tensor(2.0)
+    result = nested({"a": a, "b": (b,)}, scale=scale)
+    torch.testing.assert_close(result["sum"], a + b)
+    torch.testing.assert_close(result["list"][0], a * 2)
+    assert isinstance(result["list"][1], tuple)
+    torch.testing.assert_close(result["list"][1][0], b)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((torch.zeros(2, 3, 4, 4),), {"scale": torch.tensor(1.0)}),
+        (({"a": torch.zeros(2, 3, 4, 4)},), {"scale": torch.tensor(1.0)}),
+        (({"a": torch.zeros(2, 3, 4, 4), "b": (torch.zeros(2, 3, 4, 4),)},), {}),
+        (({"a": torch.zeros(2, 3, 4, 4), "b": (torch.zeros(2, 3, 4, 4),)},), {"scal": torch.tensor(1.0)}),
+        (({"a": torch.zeros(2, 3, 4, 4), "b": ("x",)},), {"scale": torch.tensor(1.0)}),
+    ],
+    ids=["a tensor for a dict", "missing key", "missing keyword", "wrong keyword", "a string for a tensor"],
+)
+def test_other_structures_are_refused(nested: identity_conv.Package, args, kwargs) -> None:
+    with pytest.raises(TypeError, match=r"nested\.pt2: ") as caught:
+        nested(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+
+
+def test_inputs_that_do_not_fit_are_refused(device: str, packages: dict[str, Path]) -> None:
+    package = identity_conv.load_package(packages[device])
+    x = torch.randn(2, 3, 8, 8, device=device)
+    wrong = {
+        "dtype": x.double(),
+        "channels": torch.randn(2, 4, 8, 8, device=device),
+        "rank": x[0],
+        "batch too large": torch.randn(65, 3, 2, 2, device=device),
+        "sparse": x.to_sparse(),
+        "meta": x.to("meta"),
+    }
+    for name, other in wrong.items():
+        with pytest.raises((RuntimeError, TypeError)) as caught:
+            package(other)
+        assert "input" in str(caught.value), name
+        assert "\n" not in str(caught.value), name
+    torch.testing.assert_close(package(x), x, **close_to(x))
+
+
+def test_the_sentence_names_input_wanted_and_got(packages: dict[str, Path]) -> None:
+    package = identity_conv.load_package(packages["cpu"])
+    for x, sentence in [
+        (torch.zeros(2, 3, 8, 8, dtype=torch.float64), "input x: dtype must be float32, got float64"),
+        (torch.zeros(2, 4, 8, 8), "input x: size of dimension 1 must be 3, got 4"),
+        (torch.zeros(65, 3, 8, 8), "input x: size of dimension 0 must be 0 to 64, got 65"),
+        (torch.zeros(3, 8, 8), "input x: the number of dimensions must be 4, got 3"),
+    ]:
+        with pytest.raises(RuntimeError) as caught:
+            package(x)
+        assert str(caught.value) == sentence
+
+
+def test_another_layout_is_computed_rightly(device: str, packages: dict[str, Path]) -> None:
+    package = identity_conv.load_package(packages[device])
+    x = torch.randn(6, 3, 8, 10, device=device)
+    for view in [
+        x.to(memory_format=torch.channels_last),
+        x.transpose(2, 3),
+        x[::2, :, 1:, ::3],
+        x[:1].expand(5, 3, 8, 10),
+        x[:0],
+        x[:1],
+        torch._neg_view(x),
+    ]:
+        torch.testing.assert_close(package(view), view, **close_to(x))
+
+
+def test_sizes_that_must_agree(tmp_path: Path) -> None:
+    class Two(torch.nn.Module):
+        def forward(self, x, y, z):
+            return x + y, z[: x.shape[0]] * x
+
+    n = Dim("n", min=2, max=100)
+    x = torch.randn(4, 3)
+    program = identity_conv.export(Two(), (x, x, torch.randn(8, 3)), dynamic_shapes=({0: n}, {0: n}, {0: 2 * n}))
+    package = identity_conv.load_package(identity_conv.compile_package(program, tmp_path / "two.pt2"))
+    y, z = torch.randn(7, 3), torch.randn(14, 3)
+    torch.testing.assert_close(package(y, y, z)[1], z[:7] * y)
+    for arguments, sentence in [
+        ((y, y[:6], z), "input y: size of dimension 0 must be 7 (given by dimension 0 of x), got 6"),
+        ((y, y, z[:13]), "input z: size of dimension 0 must be 14 (given by dimension 0 of x), got 13"),
+        ((y[:1], y[:1], z[:2]), "input x: size of dimension 0 must be 2 to 100, got 1"),
+    ]:
+        with pytest.raises(RuntimeError) as caught:
+            package(*arguments)
+        assert str(caught.value) == sentence
+
+
+def test_arguments_that_are_compiled_in_must_stay(tmp_path: Path) -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, x, factor, flag=None):
+            return x * factor if flag is None else x
+
+    x = torch.randn(4, 3)
+    program = identity_conv.export(Scaled(), (x, 2), {"flag": None})
+    package = identity_conv.load_package(identity_conv.compile_package(program, tmp_path / "scaled.pt2"))
+    torch.testing.assert_close(package(x, 2, flag=None), 2 * x)
+    with pytest.raises(ValueError, match=r"argument 1 was compiled in as 2, got 3"):
+        package(x, 3, flag=None)
+    with pytest.raises(TypeError, match=r"argument 1 must be 2, got a tensor"):
+        package(x, torch.tensor(2), flag=None)
+    with pytest.raises(TypeError):
+        package(x, 2, flag=True, more=1)
+
+
+def test_a_package_of_stock_torch_keeps_the_compiler_generated_checks(tmp_path: Path) -> None:
+    program = identity_conv.export(torch.nn.Linear(4, 4), (torch.randn(3, 4),))
+    path = str(tmp_path / "stock.pt2")
+    torch._inductor.aoti_compile_and_package(program, package_path=path)
+    package = identity_conv.load_package(path)
+    package(torch.randn(3, 4))
+    for wrong in (torch.randn(4, 4), torch.randn(4, 3).t()):
+        with pytest.raises(RuntimeError):
+            package(wrong)
+
+
+def test_stock_torch_opens_our_package(packages: dict[str, Path]) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(torch._inductor.aoti_load_package(str(packages["cpu"]))(x), x)
+
+
+def test_an_input_that_requires_grad_runs_without(packages: dict[str, Path]) -> None:
+    y = identity_conv.load_package(packages["cpu"])(torch.randn(2, 3, 8, 8, requires_grad=True))
+    assert not y.requires_grad
+
+
+@pytest.mark.parametrize("argument", ["text", None, 3, [torch.zeros(1)]])
+def test_an_argument_that_is_no_tensor_is_refused(packages: dict[str, Path], argument) -> None:
+    with pytest.raises(TypeError):
+        identity_conv.load_package(packages["cpu"])(argument)
+
+
+def test_nothing_is_left_behind(packages: dict[str, Path]) -> None:
+    folders = os.path.join(tempfile.gettempdir(), "aotinductor_*")
+    before = set(glob.glob(folders))
+    for _ in range(3):
+        package = identity_conv.load_package(packages["cpu"])
+        package(torch.randn(2, 3, 8, 8))
+        with pytest.raises(RuntimeError):
+            package(torch.randn(2, 4, 8, 8))
+        del package
+    gc.collect()
+    assert set(glob.glob(folders)) <= before
+
+
+def _broken(tmp_path: Path, good: Path) -> dict[str, tuple[Path, str]]:
+    data = good.read_bytes()
+
+    def write(name: str, content: bytes) -> Path:
+        (tmp_path / name).write_bytes(content)
+        return tmp_path / name
+
+    program = identity_conv.export(identity_conv.IdentityModel(), (torch.randn(1, 3, 2, 2),))
+    torch.export.save(program, tmp_path / "program.pt2")
+    torch.save({"w": torch.ones(2)}, tmp_path / "state.pt2")
+    with zipfile.ZipFile(tmp_path / "zip.pt2", "w") as archive:
+        archive.writestr("hello.txt", "hello")
+    return {
+        "foreign": (write("foreign.pt2", b"not a zip at all" * 99), "not a zip archive"),
+        "empty": (write("empty.pt2", b""), "empty"),
+        "half": (write("half.pt2", data[: len(data) // 2]), "truncated"),
+        "all but the end": (write("end.pt2", data[:-10]), "truncated|corrupted"),
+        "a zip": (tmp_path / "zip.pt2", "zip archive that torch did not write"),
+        "a program": (tmp_path / "program.pt2", "saved ExportedProgram, not a compiled package"),
+        "a state dict": (tmp_path / "state.pt2", "file of torch.save"),
+        "a pickle": (write("pickle.pt2", pickle.dumps({"a": 1})), "not a zip archive"),
+        "a folder": (tmp_path, "is a directory"),
+    }
+
+
+def test_a_file_that_is_no_package_is_told_apart(packages: dict[str, Path], tmp_path: Path) -> None:
+    for name, (path, sentence) in _broken(tmp_path, packages["cpu"]).items():
+        with pytest.raises(RuntimeError, match=sentence) as caught:
+            identity_conv.load_package(path)
+        assert str(caught.value).startswith(str(path)), name
+        assert "\n" not in str(caught.value), name
+    with pytest.raises(FileNotFoundError, match=r"missing\.pt2: no such file"):
+        identity_conv.load_package(tmp_path / "missing.pt2")
+
+
+def test_a_library_that_is_not_loaded_is_named(packages: dict[str, Path]) -> None:
+    code = (
+        "import sys, _identity_conv_entry, identity_conv\n"
+        "try: identity_conv.load_package(sys.argv[1])\n"
+        "except RuntimeError as error: print(error)"
+    )
+    entry = Path(identity_conv.__file__).parent / "entry"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(entry), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", code, packages["cpu"]], env=environment, check=True, capture_output=True, text=True
+    )
+    assert "my_ops::IdentityConvClass, which no loaded library registers" in done.stdout
+
+
+def test_wrong_use_of_compile_package(tmp_path: Path) -> None:
+    program = identity_conv.export(identity_conv.IdentityModel(), (torch.randn(1, 3, 2, 2),))
+    with pytest.raises(TypeError, match=r"program must be an ExportedProgram .*, got IdentityModel"):
+        identity_conv.compile_package(identity_conv.IdentityModel(), tmp_path / "model.pt2")
+    with pytest.raises(ValueError, match=r"path must end in \.pt2, got"):
+        identity_conv.compile_package(program, tmp_path / "model.zip")
+    with pytest.raises(FileNotFoundError, match="the folder of path isn't there"):
+        identity_conv.compile_package(program, tmp_path / "no" / "model.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_compilation_keeps_the_old_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = identity_conv.export(identity_conv.IdentityModel(), (torch.randn(1, 3, 2, 2),))
+    path = tmp_path / "model.pt2"
+    path.write_bytes(b"old")
+
+    def fail(*args, package_path: str, **kwargs) -> None:
+        Path(package_path).write_bytes(b"half")
+        raise RuntimeError("no space")
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
+    with pytest.raises(RuntimeError, match="no space"):
+        identity_conv.compile_package(program, path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_every_library_of_a_package_binds_its_own_symbols(packages: dict[str, Path], tmp_path: Path) -> None:
+    """What keeps a package of g++ 13 for torch 2.11 from crashing as it loads."""
+    with zipfile.ZipFile(packages["cpu"]) as archive:
+        (library,) = [name for name in archive.namelist() if name.endswith(".so")]
+        archive.extract(library, tmp_path)
+    dynamic = subprocess.run(["readelf", "-d", tmp_path / library], capture_output=True, text=True, check=True).stdout
+    assert "SYMBOLIC" in dynamic
