@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from . import prefix as installation
-from . import settings, targets, toolchain
+from . import settings, targets
 
 
 def build(prefix: Path | None) -> list[Path]:
@@ -21,7 +21,6 @@ def build(prefix: Path | None) -> list[Path]:
     Raises:
         BuildError: something can't be built.
     """
-    toolchain.check_torch()
     # Built, not found in the prefix that the environment may name.
     os.environ.pop(settings.PREFIX.name, None)
     extensions = [targets.operators(), targets.binding(), targets.program()]

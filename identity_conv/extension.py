@@ -25,7 +25,7 @@ Kind = Literal["library", "program", "module"]
 CACHE_FORMAT = "1"
 
 STAMP = "finished.json"
-COMPILER_PARTS = ("C++ compiler", "nvcc")
+COMPILER_PARTS = ("C++ compiler", "nvcc", "nvcc's host compiler")
 LOCK_TIMEOUT_S = 1800
 LOCK_NOTE_AFTER_S = 5
 
@@ -134,8 +134,9 @@ class Extension:
         Raises:
             ToolchainError: the machine lacks a compiler, ninja or nvcc, or has one that is too old.
             CompileError: a source doesn't compile.
-            BuildError: the cache or the prefix can't be used.
+            BuildError: the cache, the prefix or this torch can't be used.
         """
+        toolchain.check_torch()
         if (ready := self._find_prefixed()) or (ready := self._find_finished()):
             return ready
         folder = settings.cache_dir() / self.name / self.key
@@ -185,6 +186,8 @@ class Extension:
         }
         if self.kind == "module":
             parts["Python"] = sys.implementation.cache_tag
+        if self.kind == "program":
+            parts["torch folder"] = str(toolchain.torch_folder())  # where it finds libtorch by itself
         if archs:
             import torch
 
@@ -197,7 +200,9 @@ class Extension:
         if cxx := toolchain.find_cxx():
             parts["C++ compiler"] = toolchain.compiler_identity(cxx)
         if archs and (nvcc := toolchain.find_nvcc()):
+            host = toolchain.find_cc() or cxx
             parts["nvcc"] = f"{os.path.realpath(nvcc)} {toolchain.nvcc_version(nvcc)}"
+            parts["nvcc's host compiler"] = toolchain.compiler_identity(host) if host else "none"
         return parts
 
     # Where a finished build is.
@@ -218,7 +223,8 @@ class Extension:
         parts = self._parts()
         home = settings.cache_dir() / self.name
         folders = [home / _digest(parts)]
-        if toolchain.find_cxx() is None and home.is_dir():
+        lacking = toolchain.find_cxx() is None or ("CUDA" in parts and "nvcc" not in parts)
+        if lacking and home.is_dir():
             # Without a compiler nothing could be built anyway: any build serves that agrees in the rest.
             folders += sorted(folder for folder in home.iterdir() if _agree(folder / "key.json", parts))
         built = (folder / self.file_name for folder in folders if (folder / STAMP).is_file())
@@ -245,6 +251,13 @@ class Extension:
         except RuntimeError as error:
             log.write_text(str(error))
             raise CompileError(_describe_failure(self.file_name, str(error), log), log) from None
+        except ValueError as error:
+            if not archs:
+                raise
+            raise ToolchainError(
+                f"torch can't compile for the CUDA architectures {archs!r} ({error}): "
+                f"set {settings.CUDA_ARCH_LIST.name} to others"
+            ) from error
         (folder / STAMP).write_text(json.dumps({"library": self.file_name}))
         return folder / self.file_name
 
@@ -253,16 +266,19 @@ class Extension:
 
         environment = {
             "CXX": cxx.path,
-            "CC": cxx.path,  # what nvcc is given as its host compiler
+            "CC": settings.CC.value() or cxx.path,  # what nvcc is given as its host compiler
+            "LC_ALL": "C",  # the first error is found by the word for it
             "PATH": f"{toolchain.ninja_dir()}{os.pathsep}{os.environ.get('PATH', '')}",
             "TORCH_CUDA_ARCH_LIST": archs,
             "MAX_JOBS": settings.MAX_JOBS.value() or str(len(os.sched_getaffinity(0))),
         }
         # As a "standalone" torch builds and doesn't load, whatever the kind; what it then leaves out
         # of a library is given here. It remembers names and won't build one twice: each is new.
-        flags = [*self._ldflags]
+        flags = [*self._ldflags, *toolchain.cpp_runtime_flags(cxx)]
         if self.kind != "program":
-            flags += ["-shared", f"-L{Path(cpp_extension.__file__).parent.parent / 'lib'}", "-ltorch_python"]
+            flags += ["-shared", f"-L{toolchain.torch_folder() / 'lib'}", "-ltorch_python"]
+        if home := toolchain.find_cuda_home():
+            cpp_extension.CUDA_HOME = str(home)  # torch takes the folder above nvcc on PATH, whatever is in it
         with _environment(environment):
             built = cpp_extension.load(
                 f"{self.file_name}.{time.time_ns()}",
@@ -380,8 +396,12 @@ def _environment(values: dict[str, str | None]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+# As compilers, linkers and CUDA's tools say it: never in the commands that ninja repeats before.
+_FIRST_ERROR = re.compile(r"^.*(?:\b(?:error|fatal)\s*:|undefined reference to|cannot find -l).*$", re.MULTILINE)
+
+
 def _describe_failure(file_name: str, output: str, log: Path) -> str:
-    first = re.search(r"^.*(?:\berror\b|undefined reference).*$", output, re.MULTILINE)
+    first = _FIRST_ERROR.search(output)
     line = first.group().strip() if first else output.strip().split("\n")[-1]
     return f"{file_name} doesn't build: {line} (the whole output is in {log})"
 
@@ -394,5 +414,6 @@ def _load_library(path: Path) -> None:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        raise BuildError(f"{path} doesn't load: {error}") from error
+        # torch says which library, and the linker behind it why.
+        raise BuildError(f"{path} doesn't load: {error.__cause__ or error}") from error
     _loaded[path.name] = path

@@ -58,7 +58,7 @@ def compile_package(
         raise FileNotFoundError(f"compile_package: the folder of path isn't there: {target.absolute().parent}")
 
     described = manifest.describe(program)
-    configs = {"cpp.cxx": (None, str(_binding_compiler())), **(inductor_configs or {})}
+    configs = {"cpp.cxx": (None, _compiler()), **(inductor_configs or {})}
     # The archive's inner folder has the file's name: the scratch file keeps it, in a folder of its own.
     with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", dir=target.absolute().parent) as scratch:
         unfinished = Path(scratch) / target.name
@@ -71,18 +71,20 @@ def compile_package(
     return target
 
 
-def _binding_compiler() -> Path:
-    """The C++ compiler behind a script that binds a shared library's own symbols inside it.
+def _compiler() -> str:
+    """The C++ compiler for inductor: one whose shared libraries run on torch's C++ runtime.
 
-    A package shares weak libstdc++ symbols with libtorch; built by g++ 13 for torch 2.11 it crashes
-    in ``std::regex`` as it loads, unless it is linked with ``-Bsymbolic``. Only linking takes the
-    flag: inductor compiles a header with the same compiler, and there it would be refused.
+    Where linking needs more flags for that, a script in front of the compiler adds them. Only
+    linking takes them: inductor compiles headers with the same compiler.
     """
     compiler = toolchain.compiler()
+    flags = toolchain.cpp_runtime_flags(compiler)
+    if not flags:
+        return compiler.path
     real = shlex.quote(compiler.path)
     text = (
         "#!/bin/sh\n"
-        f'for argument; do [ "$argument" = -shared ] && exec {real} "$@" -Wl,-Bsymbolic; done\n'
+        f'for argument; do [ "$argument" = -shared ] && exec {real} "$@" {shlex.join(flags)}; done\n'
         f'exec {real} "$@"\n'
     )
     # Inductor tells g++ from clang++ by the program's name.
@@ -93,7 +95,7 @@ def _binding_compiler() -> Path:
         unfinished.write_text(text)
         unfinished.chmod(0o700)
         unfinished.replace(script)
-    return script
+    return str(script)
 
 
 @functools.cache

@@ -31,15 +31,17 @@ def find(prefix: Path, file_name: str, kind: str) -> Path | None:
     """
     setting = f"{settings.PREFIX.name}={prefix}"
     remedy = f"lay it down again with `identity-conv build --prefix {prefix}`, or unset {settings.PREFIX.name}"
+    here = _facts()
     try:
         record = json.loads((prefix / RECORD).read_text())
+        made_for = {name: record[name] for name in here}
     except OSError:
         raise BuildError(f"{setting} holds no installation of identity_conv: {remedy}") from None
-    except ValueError:
+    except (ValueError, TypeError, KeyError):
         raise BuildError(f"{setting} has a damaged record {RECORD}: {remedy}") from None
-    for name, here in _facts().items():
-        if (made_for := record.get(name)) != here:
-            raise BuildError(f"{setting} was made for {name} {made_for}, and this is {name} {here}: {remedy}")
+    for name, fact in here.items():
+        if made_for[name] != fact:
+            raise BuildError(f"{setting} was made for {name} {made_for[name]}, and this is {name} {fact}: {remedy}")
     path = prefix / _FOLDERS[kind] / file_name
     return path if path.is_file() else None
 
@@ -53,6 +55,9 @@ def install(prefix: Path, files: Iterable[tuple[str, Path]]) -> list[Path]:
     headers = sorted((settings.source_dir() / "include" / "identity_conv").glob("*.h"))
     wanted = [(_FOLDERS[kind] / file.name, file) for kind, file in files]
     wanted += [(Path("include") / "identity_conv" / header.name, header) for header in headers]
+    # Without its record an installation is refused: one that is half of another torch is never used.
+    record = prefix / RECORD
+    record.unlink(missing_ok=True)
     for place, file in wanted:
         target = prefix / place
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +65,6 @@ def install(prefix: Path, files: Iterable[tuple[str, Path]]) -> list[Path]:
         shutil.copy2(file, scratch)
         scratch.replace(target)
         laid.append(target)
-    record = prefix / RECORD
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps(_facts(), indent=1))
     return [*laid, record]

@@ -51,8 +51,9 @@ def torch_version() -> tuple[int, int]:
     return int(major), int(re.match(r"\d+", minor).group())  # type: ignore[union-attr]
 
 
+@functools.cache
 def check_torch() -> None:
-    """Refuses a torch that is too old, and notes one that is newer than tested.
+    """Refuses a torch that is too old, and notes, once, one that is newer than tested.
 
     Raises:
         BuildError: torch is older than 2.11.
@@ -88,6 +89,13 @@ def torch_facts() -> dict[str, str]:
     }
 
 
+def torch_folder() -> Path:
+    """The folder that torch is installed in."""
+    import torch
+
+    return Path(torch.__file__).parent
+
+
 def platform() -> str:
     """The operating system and processor, such as ``linux x86_64``."""
     return f"{sys.platform} {os.uname().machine}"
@@ -103,6 +111,12 @@ def find_cxx() -> str | None:
         if found := shutil.which(name):
             return os.path.abspath(found)
     return None
+
+
+def find_cc() -> str | None:
+    """The program that CC names, which nvcc is then given as its host compiler."""
+    chosen = settings.CC.value()
+    return shutil.which(chosen) if chosen else None
 
 
 def find_cuda_home() -> Path | None:
@@ -149,6 +163,23 @@ def compiler() -> Compiler:
             f"install {found.kind} {minimum[0]} or newer, or name another with CXX"
         )
     return found
+
+
+def cpp_runtime_flags(compiler: Compiler) -> list[str]:
+    """What a linker must be given for a library to run on the libstdc++ that torch runs on.
+
+    Nothing, as a rule. But a compiler installed without ``libstdc++.so``, as slim images have it, finds
+    the static archive and puts a second C++ runtime into each library; the two disagree on locales,
+    and the first number written to a stream, or the first regular expression, crashes.
+    """
+
+    def find(file: str) -> str | None:
+        path = _run([compiler.path, f"-print-file-name={file}"]).strip()
+        return path if os.path.isabs(path) else None
+
+    if find("libstdc++.so") or not find("libstdc++.a"):
+        return []
+    return [find("libstdc++.so.6") or "-l:libstdc++.so.6"]
 
 
 def nvcc_version(nvcc: str) -> str:

@@ -12,6 +12,10 @@ import identity_conv
 ROOT = Path(identity_conv.__file__).parent.parent
 MARK_AS_COMMAND = "import _identity_conv_entry\n"
 
+# Arguments of Python that start the command.
+CONSOLE_SCRIPT = ("-c", "from _identity_conv_entry import main; main()")
+MODULE = ("-m", "identity_conv")
+
 NO_COMPILER = {"PATH": "", "CXX": None, "CC": None}
 
 #: No torch header: it compiles in a moment.

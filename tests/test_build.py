@@ -1,0 +1,464 @@
+"""Extension: one build for one set of sources, flags, compiler and torch; and a reason when there is none."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support_build import MARK_AS_COMMAND, TINY, environment, listing, write_program
+
+from identity_conv import BuildError, CompileError, Extension, ToolchainError, extension, ops, toolchain
+
+# A build that waits for ever is a failure too.
+pytestmark = pytest.mark.timeout(60)
+
+REAL_CXX = toolchain.find_cxx()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty build cache."""
+    monkeypatch.setenv("IDENTITY_CONV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("IDENTITY_CONV_PREFIX", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.cpp"
+    path.write_text(TINY)
+    return path
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def start_build(source: Path, **changes: str | Path) -> subprocess.Popen[str]:
+    """Another process that builds `source`."""
+    code = f"{MARK_AS_COMMAND}from identity_conv import Extension; print(Extension('tiny', [{str(source)!r}]).build())"
+    return subprocess.Popen([sys.executable, "-c", code], env=environment(changes), stdout=subprocess.PIPE, text=True)
+
+
+class TestKey:
+    """What the name of a build depends on."""
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Path:
+        (tmp_path / "near").mkdir()
+        (tmp_path / "near" / "main.cpp").write_text('#include "size.h"\n#include <far.h>\n')
+        (tmp_path / "near" / "size.h").write_text("// near\n")
+        (tmp_path / "far").mkdir()
+        (tmp_path / "far" / "far.h").write_text('#  include "size.h"\n')
+        (tmp_path / "far" / "size.h").write_text("// far\n")
+        return tmp_path
+
+    @staticmethod
+    def key(tree: Path, **options) -> str:
+        return Extension("sized", [tree / "near" / "main.cpp"], include_dirs=[tree / "far"], **options).key
+
+    def test_stays_when_a_file_is_written_again_with_the_same_text(self, tree: Path) -> None:
+        before = self.key(tree)
+        for path in tree.rglob("*.*"):
+            path.write_bytes(path.read_bytes())
+            os.utime(path, (0, 0))
+        assert self.key(tree) == before
+
+    def test_stays_in_another_folder(self, tree: Path) -> None:
+        before = self.key(tree)
+        assert self.key(shutil.copytree(tree, tree / "moved")) == before
+
+    @pytest.mark.parametrize("name", ["near/main.cpp", "near/size.h", "far/far.h", "far/size.h"])
+    def test_changes_with_a_file_that_is_reached(self, tree: Path, name: str) -> None:
+        before = self.key(tree)
+        with (tree / name).open("a") as file:
+            file.write("// changed\n")
+        assert self.key(tree) != before
+
+    @pytest.mark.parametrize("flags", ["cflags", "ldflags"])
+    def test_changes_with_a_flag(self, tree: Path, flags: str) -> None:
+        assert self.key(tree, **{flags: ["-g"]}) != self.key(tree)
+
+    def test_changes_with_torch_and_the_compiler(
+        self, tree: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        before = self.key(tree)
+        monkeypatch.setattr(torch, "__version__", "2.13.9")
+        another_torch = self.key(tree)
+        monkeypatch.setenv("CXX", str(write_program(tmp_path / "bin" / "g++", "echo 'g++ (X) 99.1.0'")))
+        another_compiler = self.key(tree)
+        write_program(tmp_path / "bin" / "g++", "echo 'g++ (X) 99.10.0'")
+        assert len({before, another_torch, another_compiler, self.key(tree)}) == 4
+
+    def test_only_a_program_depends_on_where_torch_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # A library is loaded after torch; a program finds torch by itself.
+        before = ops.library.key, ops.targets.program().key
+        monkeypatch.setattr(torch, "__file__", "/elsewhere/torch/__init__.py")
+        assert ops.library.key == before[0]
+        assert ops.targets.program().key != before[1]
+
+    @pytest.mark.skipif(bool(torch.version.cuda), reason="this torch has CUDA")
+    def test_a_torch_without_cuda_ignores_the_architectures(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = ops.library.key
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+        assert ops.library.key == before
+
+
+class TestBuild:
+    def test_is_made_once_and_found_again(
+        self, source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        built = Extension("tiny", [source]).build()
+        assert built.name == "libtiny.so"
+        assert re.search(
+            r"compiling libtiny\.so for CPU with (g|clang)\+\+ \S+: tiny\.cpp; about \d+ s", capfd.readouterr().err
+        )
+        before = listing(cache)
+        assert Extension("tiny", [source]).build() == built
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.delenv("CXX", raising=False)
+        assert Extension("tiny", [source]).build() == built
+        assert listing(cache) == before
+        assert capfd.readouterr() == ("", "")
+
+    def test_without_a_compiler_never_serves_other_sources(self, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        Extension("tiny", [source]).build()
+        source.write_text(TINY + "// changed\n")
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.delenv("CXX", raising=False)
+        with pytest.raises(ToolchainError, match="no C\\+\\+ compiler found"):
+            Extension("tiny", [source]).build()
+
+    @pytest.mark.parametrize("gone", ["libtiny.so", extension.STAMP])
+    def test_is_made_again_when_part_of_it_is_gone(self, source: Path, gone: str) -> None:
+        built = Extension("tiny", [source]).build()
+        built.write_text("not yet linked")
+        (built.parent / gone).unlink()
+        assert ctypes.CDLL(str(Extension("tiny", [source]).build())).answer() == 42
+
+    @pytest.mark.parametrize("compiler", [True, False])
+    def test_every_folder_is_for_its_owner_alone(
+        self, source: Path, cache: Path, compiler: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if compiler:
+            Extension("tiny", [source]).build()
+        else:
+            monkeypatch.setenv("CXX", "nothing")
+            with pytest.raises(ToolchainError):
+                Extension("tiny", [source]).build()
+        assert {path.stat().st_mode & 0o777 for path in [cache, *cache.rglob("*")] if path.is_dir()} == {0o700}
+
+    def test_an_interrupted_one_is_never_used(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # The first compiler waits, outlives its build, and writes while the next build's library is in use.
+        first, release, ended = tmp_path / "first", tmp_path / "release", tmp_path / "ended"
+        compiler = write_program(
+            tmp_path / "bin" / "g++",
+            f'case "$*" in *" -c "*) if mkdir {first} 2>/dev/null; then '
+            f'while [ ! -e {release} ]; do sleep 0.05; done; {REAL_CXX} "$@"; touch {ended}; exit; fi;; esac\n'
+            f'exec {REAL_CXX} "$@"',
+        )
+        monkeypatch.setenv("CXX", str(compiler))
+        builder = start_build(source)
+        wait_for(first.exists)
+        builder.kill()
+        builder.wait()
+
+        built = Extension("tiny", [source]).build()
+        before = listing(built.parent)
+        release.touch()
+        wait_for(ended.exists)
+        assert ctypes.CDLL(str(built)).answer() == 42
+        assert listing(built.parent) == before
+
+    def test_two_processes_at_once_make_it_once(self, source: Path, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        compiler = write_program(
+            tmp_path / "bin" / "g++",
+            f'case "$*" in *" -c "*) echo compiled >> {log}; sleep 1;; esac; exec {REAL_CXX} "$@"',
+        )
+        builders = [start_build(source, CXX=compiler) for _ in range(2)]
+        first, second = (builder.communicate()[0] for builder in builders)
+        assert first == second
+        assert Path(first.strip()).is_file()
+        assert log.read_text().count("compiled") == 1
+
+    def test_one_that_waits_says_for_whom(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        started, release = tmp_path / "started", tmp_path / "release"
+        compiler = write_program(
+            tmp_path / "bin" / "g++",
+            f'case "$*" in *" -c "*) touch {started}; while [ ! -e {release} ]; do sleep 0.05; done;; esac\n'
+            f'exec {REAL_CXX} "$@"',
+        )
+        monkeypatch.setenv("CXX", str(compiler))
+        monkeypatch.setattr(extension, "LOCK_NOTE_AFTER_S", 0.1)
+        builder = start_build(source)
+        wait_for(started.exists)
+        waiting = threading.Timer(1, release.touch)
+        waiting.start()
+        Extension("tiny", [source]).build()
+        builder.wait()
+        assert f"waiting for process {builder.pid} on " in capfd.readouterr().err
+
+    @pytest.mark.parametrize("terminal", [True, False])
+    def test_shows_a_bar_on_a_terminal_alone(self, source: Path, terminal: bool) -> None:
+        ours, theirs = pty.openpty() if terminal else os.pipe()
+        code = f"{MARK_AS_COMMAND}from identity_conv import Extension; Extension('tiny', [{str(source)!r}]).build()"
+        with os.fdopen(ours, "rb", buffering=0) as reader:
+            builder = subprocess.Popen([sys.executable, "-c", code], env=environment({"TERM": "xterm"}), stderr=theirs)
+            os.close(theirs)
+            shown = b""
+            try:
+                while chunk := reader.read(4096):
+                    shown += chunk
+            except OSError:  # how a terminal says that its other side is closed
+                pass
+        assert builder.wait() == 0
+        assert b"compiling libtiny.so" in shown
+        assert (b"/2" in shown) == (b"\x1b[" in shown) == terminal
+
+
+class TestRefusal:
+    """What a build says when it can't be made: an ImportError with the cause and what to do."""
+
+    def test_a_source_that_does_not_compile(self, source: Path, tmp_path: Path) -> None:
+        # Ninja repeats the command, with this folder in it, before any message.
+        (tmp_path / "error").mkdir()
+        tiny = Extension("tiny", [source], include_dirs=[tmp_path / "error"])
+        source.write_text("int first = nothing;\nint second = nowhere;\n")
+        with pytest.raises(CompileError) as refused:
+            tiny.build()
+        assert isinstance(refused.value, ImportError)
+        assert "libtiny.so doesn't build" in str(refused.value)
+        assert re.search(r"tiny\.cpp:1:\d+: error: .*nothing", str(refused.value))
+        assert "second" not in str(refused.value)
+        assert str(refused.value.log) in str(refused.value)
+        assert "nowhere" in refused.value.log.read_text()
+
+        source.write_text(TINY)
+        assert tiny.build().is_file()
+
+    @pytest.mark.parametrize(
+        ("text", "ldflags", "said"),
+        [
+            (TINY, ["-lno_such_library"], "cannot find -lno_such_library"),
+            ("void gone(); void here() { gone(); }", ["-Wl,-z,defs,--no-gc-sections"], "undefined reference to `gone"),
+        ],
+    )
+    def test_a_library_that_does_not_link(self, source: Path, text: str, ldflags: list[str], said: str) -> None:
+        source.write_text(text)
+        with pytest.raises(CompileError, match=re.escape(said)):
+            Extension("tiny", [source], ldflags=ldflags).build()
+
+    def test_the_first_error_is_found_in_any_language(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        script = (
+            f'case "$LC_ALL $*" in C*) ;; *" -c "*) {REAL_CXX} "$@" 2>&1 | sed s/error:/Fehler:/; exit 1;; esac\n'
+            f'exec {REAL_CXX} "$@"'
+        )
+        monkeypatch.setenv("CXX", str(write_program(tmp_path / "bin" / "g++", script)))
+        monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+        source.write_text("int first = nothing;\n")
+        with pytest.raises(CompileError, match="nothing"):
+            Extension("tiny", [source]).build()
+
+    def test_a_library_that_does_not_load(self, source: Path) -> None:
+        source.write_text('void gone(); extern "C" __attribute__((visibility("default"))) void here() { gone(); }')
+        with pytest.raises(BuildError, match=r"libtiny_unloadable\.so doesn't load: .*undefined symbol.*gone"):
+            Extension("tiny_unloadable", [source]).load()
+
+    @pytest.mark.parametrize(
+        ("answer", "said"),
+        [
+            ("echo 'g++ (X) 8.1.0'", r"g\+\+ 8\.1\.0 \(.*\) is too old .* install g\+\+ \d+ or newer, or .*CXX"),
+            ("echo 'clang version 5.0.1'", r"clang\+\+ 5\.0\.1 \(.*\) is too old .* install clang\+\+ \d+ or newer"),
+            ("echo hello", "doesn't say its version.*set CXX"),
+            ("exit 1", "doesn't run"),
+        ],
+    )
+    def test_a_compiler_that_will_not_do(
+        self, source: Path, tmp_path: Path, answer: str, said: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CXX", str(write_program(tmp_path / "bin" / "c++", answer)))
+        with pytest.raises(ToolchainError, match=said):
+            Extension("tiny", [source]).build()
+
+    @pytest.mark.parametrize(
+        ("cxx", "said"),
+        [("nothing", "CXX='nothing' is not a program"), ("", "no c\\+\\+ or g\\+\\+ on PATH.*apt-get install g\\+\\+")],
+    )
+    def test_no_compiler(self, source: Path, cxx: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.setenv("CXX", cxx)
+        with pytest.raises(ToolchainError, match=said):
+            Extension("tiny", [source]).build()
+
+    def test_no_ninja(self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CXX", str(REAL_CXX))
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+        monkeypatch.setitem(sys.modules, "ninja", None)
+        with pytest.raises(ToolchainError, match=r"no ninja found.*pip install ninja"):
+            Extension("tiny", [source]).build()
+
+    @pytest.mark.parametrize("place", ["a file", "a folder that nobody may write to"])
+    def test_a_cache_that_can_not_be_written(
+        self, source: Path, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "file").touch()
+        folder = tmp_path / "file" if place == "a file" else Path("/proc/identity_conv")
+        monkeypatch.setenv("IDENTITY_CONV_CACHE_DIR", str(folder))
+        with pytest.raises(BuildError, match=f"{folder} can't be written.*set IDENTITY_CONV_CACHE_DIR"):
+            Extension("tiny", [source]).build()
+
+    def test_a_source_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match=r"Extension 'tiny': source .*gone\.cpp is not there"):
+            Extension("tiny", [tmp_path / "gone.cpp"])
+
+    @pytest.mark.parametrize("name", ["", "9lives", "a-b", "../up"])
+    def test_a_name_that_is_no_identifier(self, source: Path, name: str) -> None:
+        with pytest.raises(ValueError, match="name must be an identifier"):
+            Extension(name, [source])
+
+
+class TestCompiler:
+    def test_is_called_by_the_name_it_was_found_under(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # As ccache is: one program under the names of many compilers.
+        script = f'case "$0" in */c++) exec {REAL_CXX} "$@";; esac\necho "ccache version 4.8"'
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "c++").symlink_to(write_program(tmp_path / "ccache", script))
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        built = Extension("tiny", [source]).build()
+        assert str(tmp_path / "bin" / "c++") in (built.parent / "build.ninja").read_text()
+
+    @pytest.mark.parametrize(
+        ("line", "name"),
+        [
+            ("g++ (crosstool-NG 1.26.0) 13.2.0", "g++ 13.2.0"),
+            ("g++ (GCC) 14.2.1 20240912 (Red Hat 14.2.1-3)", "g++ 14.2.1"),
+            ("Ubuntu clang version 18.1.3 (1ubuntu1)", "clang++ 18.1.3"),
+        ],
+    )
+    def test_version_is_read_from_what_vendors_print(
+        self, tmp_path: Path, line: str, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CXX", str(write_program(tmp_path / "bin" / "c++", f"echo '{line}'")))
+        assert str(toolchain.compiler()) == name
+
+
+@pytest.mark.skipif(not torch.version.cuda or not toolchain.find_nvcc(), reason="needs a CUDA torch and nvcc")
+class TestCuda:
+    """CUDA sources, which need no GPU to be compiled."""
+
+    @pytest.fixture
+    def cuda_source(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+        path = tmp_path / "tiny_kernel.cu"
+        path.write_text("__global__ void kernel() {}\nvoid launch() { kernel<<<1, 1>>>(); }\n")
+        return path
+
+    def test_sources_join_and_link(self, source: Path, cuda_source: Path, tmp_path: Path) -> None:
+        (tmp_path / "runtime.cpp").write_text("#include <cuda_runtime.h>\nint got() { return cudaGetLastError(); }\n")
+        built = Extension("tiny", [source, cuda_source, tmp_path / "runtime.cpp"]).build()
+        assert b"sm_90" in built.read_bytes()
+        ctypes.CDLL(str(built))
+
+    def test_the_host_compiler_may_be_chosen(
+        self, cuda_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = Extension("tiny", [cuda_source]).key
+        monkeypatch.setenv("CC", str(write_program(tmp_path / "bin" / "gcc", f'exec {REAL_CXX} "$@"')))
+        tiny = Extension("tiny", [cuda_source])
+        assert tiny.key != before
+        assert f"-ccbin {tmp_path / 'bin' / 'gcc'}" in (tiny.build().parent / "build.ninja").read_text()
+
+    @pytest.mark.parametrize("changed", [{"cuda_cflags": ["-lineinfo"]}, {"cuda": False}])
+    def test_key_changes_with(self, source: Path, cuda_source: Path, changed: dict[str, object]) -> None:
+        assert Extension("tiny", [source, cuda_source], **changed).key != Extension("tiny", [source, cuda_source]).key
+
+    def test_key_changes_with_the_architectures(self, cuda_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = Extension("tiny", [cuda_source]).key
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0;8.0")
+        assert Extension("tiny", [cuda_source]).key != before
+
+    def test_an_unknown_architecture_is_refused(self, cuda_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "bogus")
+        with pytest.raises(ToolchainError, match=r"'bogus'.*TORCH_CUDA_ARCH_LIST"):
+            Extension("tiny", [cuda_source]).build()
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_native_without_a_gpu_is_a_build_for_the_cpu(
+        self, source: Path, cuda_source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "native")
+        assert b"sm_" not in Extension("tiny", [source, cuda_source]).build().read_bytes()
+
+    def test_no_nvcc(self, cuda_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+        with pytest.raises(ToolchainError, match=r"no nvcc was found: .*CUDA_HOME"):
+            Extension("tiny", [cuda_source]).build()
+
+    def test_a_build_is_found_without_nvcc(
+        self, cuda_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        built = Extension("tiny", [cuda_source]).build()
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+        assert Extension("tiny", [cuda_source]).build() == built
+
+    @pytest.mark.parametrize("link", [True, False])
+    def test_the_toolkit_is_found_behind_an_nvcc_on_path(
+        self, cuda_source: Path, tmp_path: Path, link: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        toolkit = toolchain.find_cuda_home()
+        assert toolkit is not None
+        if link:
+            (tmp_path / "bin").mkdir()
+            (tmp_path / "bin" / "nvcc").symlink_to(toolkit / "bin" / "nvcc")
+        else:
+            write_program(tmp_path / "bin" / "nvcc", f'exec {toolkit}/bin/nvcc "$@"')
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.delenv("CUDA_HOME", raising=False)
+        found = toolchain.find_cuda_home()
+        assert found is not None
+        assert (found / "include" / "cuda_runtime.h").is_file()
+
+    def test_the_worked_example_is_built_for_the_gpu(self, cuda_source: Path) -> None:
+        assert b"sm_90" in ops.targets.operators().build().read_bytes()
+
+
+class TestOperatorLibrary:
+    """What the worked example's library asks of a process: libtorch, and no Python."""
+
+    def test_needs_no_python_and_no_openmp_of_its_own(self) -> None:
+        dynamic = subprocess.run(["readelf", "-d", ops.library.library], capture_output=True, text=True, check=True)
+        needed = set(re.findall(r"NEEDED.*\[(.+)\]", dynamic.stdout))
+        assert any(name.startswith("libtorch_cpu") for name in needed)
+        assert not [name for name in needed if re.search("python|gomp", name)]
+
+    def test_has_no_undefined_python_symbol(self) -> None:
+        symbols = subprocess.run(
+            ["nm", "-D", "--undefined-only", ops.library.library], capture_output=True, text=True, check=True
+        )
+        assert "GOMP_parallel" in symbols.stdout
+        assert not re.findall(r" U _?Py\w+", symbols.stdout)
