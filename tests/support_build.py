@@ -36,7 +36,13 @@ def environment(changes: dict[str, str | os.PathLike[str] | None]) -> dict[str, 
 def run_python(*arguments: str | os.PathLike[str], **changes: str | os.PathLike[str] | None):
     """Runs Python in a process of its own; `changes` are of its environment."""
     return subprocess.run(
-        [sys.executable, *arguments], env=environment(changes), capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *arguments],
+        cwd="/",  # Python looks for modules where it starts: not in this clone
+        env=environment(changes),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 
