@@ -12,7 +12,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .extension import CompileError, Extension
+    from .building import CompileError
+    from .extension import Extension
     from .model import IdentityConvCustomClass, IdentityConvCustomOp, IdentityModel
     from .ops import identity_conv
     from .package import Package, compile_package, load_package
@@ -23,7 +24,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "BuildError": "toolchain",
-    "CompileError": "extension",
+    "CompileError": "building",
     "Extension": "extension",
     "IdentityConvCustomClass": "model",
     "IdentityConvCustomOp": "model",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from . import prefix as installation
-from . import settings, targets
+from . import installation, targets
 
 
 def build(prefix: Path | None) -> list[Path]:
@@ -21,8 +19,6 @@ def build(prefix: Path | None) -> list[Path]:
     Raises:
         BuildError: something can't be built.
     """
-    # Built, not found in the prefix that the environment may name.
-    os.environ.pop(settings.PREFIX.name, None)
-    extensions = [targets.operators(), targets.binding(), targets.program()]
-    files = [(extension.kind, extension.build()) for extension in extensions]
+    wanted = [targets.operators(), targets.binding(), targets.program()]
+    files = [(target.kind, target.build(use_prefix=False)) for target in wanted]
     return installation.install(prefix.absolute(), files) if prefix else [path for _, path in files]

@@ -200,7 +200,7 @@ def _startup() -> Iterator[Comparison]:
                 shutil.rmtree(cache, ignore_errors=True)
                 code = (
                     "import sys, _identity_conv_entry; from identity_conv import targets; "
-                    f"e = targets.operators(); e._cflags += {list(flags)!r}; e.build()"
+                    f"e = targets.operators(); e.cflags = {list(flags)!r}; e.build()"
                 )
                 return seconds(code, IDENTITY_CONV_CACHE_DIR=str(cache), PYTHONPATH=_path())
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind
-from torch.utils import _pytree as pytree
+from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
 
 RECORD = "extra/identity_conv/manifest.json"
 FORMAT = 1
@@ -23,13 +22,25 @@ def describe(program: ExportedProgram) -> dict[str, Any]:
     """The manifest of a package of `program`.
 
     Raises:
-        ValueError: an input has a size that is no polynomial of the dynamic dimensions, or a layout
-            that is neither dense nor of fixed strides.
+        ValueError: an input is neither a tensor nor a constant, has a size that is no polynomial of the
+            dynamic dimensions, or a layout that is neither dense nor of fixed strides.
     """
     symbols: dict[str, Any] = {}
-    inputs = [_describe_input(name, value, program, symbols) for name, value in _tensor_inputs(program)]
-    leaves = pytree.tree_leaves(program.example_inputs)
-    constants = [[position, repr(leaf)] for position, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)]
+    inputs: list[dict[str, Any]] = []
+    constants: list[list[Any]] = []
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    user_inputs = [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    for position, spec in enumerate(user_inputs):
+        argument = spec.arg
+        if isinstance(argument, ConstantArgument):
+            constants.append([position, argument.name, repr(argument.value)])
+        elif isinstance(argument, TensorArgument):
+            inputs.append(_describe_input(argument.name, values[argument.name], program, symbols))
+        else:
+            raise ValueError(
+                f"compile_package: input {argument.name} is neither a tensor nor a constant of the export "
+                f"({type(argument).__name__}): give it as a tensor"
+            )
     return {"format": FORMAT, "symbols": symbols, "inputs": inputs, "constants": constants}
 
 
@@ -39,17 +50,6 @@ def add(package: Path, manifest: dict[str, Any]) -> None:
         # Every record lies in one folder, named when the archive was made.
         folder = archive.namelist()[0].split("/", 1)[0]
         archive.writestr(f"{folder}/{RECORD}", json.dumps(manifest))
-
-
-def _tensor_inputs(program: ExportedProgram) -> list[tuple[str, torch.Tensor]]:
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    found = []
-    for spec in program.graph_signature.input_specs:
-        if spec.kind is InputKind.USER_INPUT and not isinstance(spec.arg, ConstantArgument):
-            value = values[spec.arg.name]
-            if isinstance(value, torch.Tensor):
-                found.append((spec.arg.name, value))
-    return found
 
 
 def _describe_input(

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from . import targets
+from .extension import Extension
 
-library = targets.operators().load()
+extension = Extension._of(targets.operators()).load()
 
 
 @torch.library.register_vmap("my_ops::identity_conv_op")

@@ -122,7 +122,10 @@ class Package:
         in_spec, out_spec = self._package.call_spec
         self._in_spec = pytree.treespec_loads(in_spec)
         self._out_spec = pytree.treespec_loads(out_spec)
-        self._constants: list[list[Any]] = json.loads(self._package.manifest or "{}").get("constants", [])
+        manifest = json.loads(self._package.manifest or "{}")
+        # By the position among the flattened arguments: the name, and what it was compiled in as.
+        self._constants = {position: (name, value) for position, name, value in manifest.get("constants", [])}
+        self._has_manifest = bool(manifest)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model on `args` and `kwargs`, structured as in the export; returns what it returned.
@@ -143,22 +146,18 @@ class Package:
                 f"{_describe(self._in_spec)}, got {_describe(spec)}"
             )
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if self._constants or len(tensors) != len(leaves):
+        if self._has_manifest and (self._constants or len(tensors) != len(leaves)):
             self._check_constants(leaves)
         return pytree.tree_unflatten(self._package.run(*tensors), self._out_spec)
 
     def _check_constants(self, leaves: list[Any]) -> None:
         """Arguments that aren't tensors were compiled in: they must be what they were then."""
-        constants = dict(self._constants)
         for position, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor) != (position not in constants):
-                wanted = constants.get(position, "a tensor")
-                raise TypeError(f"{self.path.name}: argument {position} must be {wanted}, got {_short(leaf)}")
-            if position in constants and repr(leaf) != constants[position]:
-                raise ValueError(
-                    f"{self.path.name}: argument {position} was compiled in as {constants[position]}, "
-                    f"got {_short(leaf)}"
-                )
+            name, value = self._constants.get(position, (f"argument {position}", None))
+            if isinstance(leaf, torch.Tensor) != (value is None):
+                raise TypeError(f"{self.path.name}: {name} must be {value or 'a tensor'}, got {_short(leaf)}")
+            if value is not None and repr(leaf) != value:
+                raise ValueError(f"{self.path.name}: {name} was compiled in as {value}, got {_short(leaf)}")
 
     def __repr__(self) -> str:
         return f"Package({str(self.path)!r}, device={self._package.device!r})"

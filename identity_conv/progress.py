@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from . import toolchain
+
 #: Seconds that a unit takes on one core of an ordinary machine, for the estimate alone.
 SECONDS_PER_UNIT = {".cpp": 7.0, ".cu": 4.0}
 
@@ -16,12 +18,10 @@ SECONDS_PER_UNIT = {".cpp": 7.0, ".cu": 4.0}
 @contextmanager
 def building(name: str, sources: list[Path], folder: Path, compiler: str, archs: str | None) -> Iterator[None]:
     """Announces a build of `sources` in `folder`, shows how many units are done, and says the time it took."""
-    import os
-
     seconds = sum(SECONDS_PER_UNIT.get(source.suffix, 7.0) for source in sources)
-    jobs = min(len(sources), len(os.sched_getaffinity(0)))
+    jobs = min(len(sources), toolchain.jobs())
     device = f"CPU and CUDA {archs}" if archs else "CPU"
-    _say(
+    say(
         f"compiling {name} for {device} with {compiler}: {', '.join(source.name for source in sources)}; "
         f"about {seconds / jobs + 2:.0f} s, once"
     )
@@ -36,7 +36,7 @@ def building(name: str, sources: list[Path], folder: Path, compiler: str, archs:
         done.set()
         if watcher.is_alive():
             watcher.join()
-    _say(f"built {name} in {time.monotonic() - start:.1f} s")
+    say(f"built {name} in {time.monotonic() - start:.1f} s")
 
 
 def _watch(units: int, folder: Path, done: threading.Event) -> None:
@@ -52,5 +52,6 @@ def _watch(units: int, folder: Path, done: threading.Event) -> None:
             progress.update(task, completed=finished, description="linking" if finished == units else "compiling")
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Prints a note of this package on stderr."""
     print(f"identity_conv: {text}", file=sys.stderr, flush=True)

@@ -5,29 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 from . import settings
-from .extension import Extension
+from .building import Target
 
 
-def operators() -> Extension:
+def operators() -> Target:
     """The worked example's library, ``libidentity_conv_ops.so``."""
-    return Extension("identity_conv_ops", sorted((settings.source_dir() / "ops").glob("*.c*")))
+    return Target("library", "identity_conv_ops", sorted((settings.source_dir() / "ops").glob("*.c*")), bundled=True)
 
 
-def binding() -> Extension:
+def binding() -> Target:
     """The Python module that holds packages."""
-    return Extension._of_kind("module", "identity_conv_runtime", _runtime_sources("python_binding.cpp"))
+    return Target("module", "identity_conv_runtime", _runtime_sources("python_binding.cpp"), bundled=True)
 
 
-def program() -> Extension:
+def program() -> Target:
     """``identity-conv-run``, which needs no Python."""
     # Packages need libtorch in the process and have no path to it.
-    return Extension._of_kind(
-        "program", "identity_conv_run", _runtime_sources("main.cpp"), ldflags=("-Wl,--no-as-needed",)
-    )
+    sources = _runtime_sources("main.cpp", "tensor_file.cpp")
+    return Target("program", "identity_conv_run", sources, ldflags=("-Wl,--no-as-needed",), bundled=True)
 
 
-def _runtime_sources(last: str) -> list[Path]:
-    """The runtime and the one file that makes it a Python module or a program."""
+def _runtime_sources(*of_its_own: str) -> list[Path]:
+    """The runtime and the files that make it a Python module or a program."""
     folder = settings.source_dir() / "runtime"
-    shared = sorted(set(folder.glob("*.cpp")) - {folder / "main.cpp", folder / "python_binding.cpp"})
-    return [*shared, folder / last]
+    others = {folder / name for name in ("main.cpp", "tensor_file.cpp", "python_binding.cpp")}
+    return [*sorted(set(folder.glob("*.cpp")) - others), *(folder / name for name in of_its_own)]

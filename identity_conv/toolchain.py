@@ -19,6 +19,13 @@ from . import settings
 MINIMUM_GCC = {"c++20": (11, 0), "c++17": (9, 3)}
 MINIMUM_CLANG = {"c++20": (14, 0), "c++17": (9, 0)}
 
+#: The newest g++ that nvcc takes, by nvcc's release, newest first: CUDA's installation guide, "Host
+#: Compiler Support Policy".
+NEWEST_GCC_OF_NVCC = [((13, 0), 15), ((12, 8), 14), ((12, 4), 13), ((12, 0), 12), ((11, 4), 11)]
+
+#: What a compiler needs at most over torch's headers, in bytes.
+MEMORY_OF_A_COMPILER = 3 << 29
+
 OLDEST_TORCH = (2, 11)
 NEWEST_TESTED_TORCH = (2, 14)
 
@@ -140,11 +147,13 @@ def find_nvcc() -> str | None:
     return str(home / "bin" / "nvcc") if home else None
 
 
-def compiler() -> Compiler:
-    """The C++ compiler, checked against what torch's headers need.
+def compiler(*, for_cuda: bool = False) -> Compiler:
+    """The C++ compiler that torch's headers accept, and nvcc too where `for_cuda`.
+
+    CXX decides. Where it is unset, the first of c++, g++ and the versioned ones that is accepted.
 
     Raises:
-        ToolchainError: there is none, it doesn't answer, or it is too old.
+        ToolchainError: there is none, it doesn't answer, or none is accepted.
     """
     path = find_cxx()
     if path is None:
@@ -153,16 +162,75 @@ def compiler() -> Compiler:
             f"no C++ compiler found ({wanted}): install g++ {MINIMUM_GCC[cpp_standard()][0]} or newer "
             "(Debian: apt-get install g++), or set CXX"
         )
-    found = _identify(path)
+    others = [] if settings.CXX.value() else [f"g++-{version}" for version in range(16, 8, -1)]
+    refusals = []
+    for each in (path, *filter(None, map(shutil.which, others))):
+        found = _identify(each)
+        refusal = _why_not(found, for_cuda)
+        if refusal is None:
+            return found
+        refusals.append(refusal)
+    raise ToolchainError(refusals[0])
+
+
+def _why_not(found: Compiler, for_cuda: bool) -> str | None:
+    import torch
+
     minimum = (MINIMUM_CLANG if found.kind == "clang++" else MINIMUM_GCC)[cpp_standard()]
     if found.version < minimum:
-        import torch
-
-        raise ToolchainError(
-            f"{found} ({path}) is too old for torch {torch.__version__}, whose headers need {cpp_standard()}: "
+        return (
+            f"{found} ({found.path}) is too old for torch {torch.__version__}, whose headers need {cpp_standard()}: "
             f"install {found.kind} {minimum[0]} or newer, or name another with CXX"
         )
-    return found
+    nvcc = find_nvcc() if for_cuda else None
+    if nvcc and found.kind == "g++":
+        release = tuple(map(int, nvcc_version(nvcc).split(".")))
+        newest = next((gcc for since, gcc in NEWEST_GCC_OF_NVCC if release >= since), None)
+        if newest and found.version[0] > newest:
+            return (
+                f"{found} ({found.path}) is too new for nvcc {nvcc_version(nvcc)}, which takes g++ up to {newest}: "
+                f"install g++-{newest}, or name it with CXX"
+            )
+    return None
+
+
+def jobs() -> int:
+    """How many compilers may run at once: by cores and memory, of this process and of its cgroup."""
+    cores, memory = float(len(os.sched_getaffinity(0))), float("inf")
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, int(quota) / int(period))
+    except (OSError, ValueError):
+        pass
+    for file, unit in (("/sys/fs/cgroup/memory.max", 1), ("/proc/meminfo", 1024)):
+        try:
+            text = Path(file).read_text()
+            found = re.search(r"MemAvailable:\s*(\d+)", text) or re.match(r"(\d+)$", text.strip())
+        except OSError:
+            continue
+        if found:
+            memory = min(memory, int(found.group(1)) * unit)
+    return max(1, int(min(cores, memory // MEMORY_OF_A_COMPILER)))
+
+
+def cuda_runtime_flags(folder: Path) -> list[str]:
+    """What a linker must be given to find ``-lcudart``, which torch asks for.
+
+    Nothing where the toolkit has ``libcudart.so``. pip's CUDA runtime has it only under its version:
+    then a link of the plain name is made in `folder`.
+    """
+    home = find_cuda_home()
+    places = [home / place for place in ("lib64", "lib", "targets/x86_64-linux/lib")] if home else []
+    if any((place / "libcudart.so").exists() for place in places):
+        return [f"-L{place}" for place in places if (place / "libcudart.so").exists()]
+    packages = torch_folder().parent / "nvidia"
+    for versioned in sorted(
+        [*packages.glob("*/lib/libcudart.so.*"), *(f for p in places for f in p.glob("libcudart.so.*"))]
+    ):
+        (folder / "libcudart.so").symlink_to(versioned)
+        return [f"-L{folder}"]
+    return []
 
 
 def cpp_runtime_flags(compiler: Compiler) -> list[str]:
@@ -287,17 +355,27 @@ def gpu_architectures() -> tuple[str, ...]:
     return tuple(f"{major}.{minor}" for major, minor in sorted(found))
 
 
-def cuda_architectures() -> str | None:
+def cuda_architectures(asked: str | None = None) -> str | None:
     """What CUDA sources are compiled for, or None where they stay out.
 
-    They join when torch has CUDA and a GPU is visible or TORCH_CUDA_ARCH_LIST is set.
+    They join when torch has CUDA and architectures are asked for, here or in TORCH_CUDA_ARCH_LIST, or
+    a GPU is visible.
     """
     import torch
 
     if not torch.version.cuda:
         return None
-    chosen = settings.CUDA_ARCH_LIST.value()
+    chosen = asked or settings.CUDA_ARCH_LIST.value()
     if chosen and chosen != "native":
         return chosen
     visible = gpu_architectures()
     return ";".join((*visible[:-1], f"{visible[-1]}+PTX")) if visible else None
+
+
+def why_no_cuda() -> str:
+    """Why CUDA sources stay out here."""
+    import torch
+
+    if not torch.version.cuda:
+        return f"torch {torch.__version__} is built without CUDA"
+    return f"no GPU is visible and {settings.CUDA_ARCH_LIST.name} names no architecture"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import glob
+import json
 import os
 import pickle
 import subprocess
@@ -168,9 +169,9 @@ def test_arguments_that_are_compiled_in_must_stay(tmp_path: Path) -> None:
     program = identity_conv.export(Scaled(), (x, 2), {"flag": None})
     package = identity_conv.load_package(identity_conv.compile_package(program, tmp_path / "scaled.pt2"))
     torch.testing.assert_close(package(x, 2, flag=None), 2 * x)
-    with pytest.raises(ValueError, match=r"argument 1 was compiled in as 2, got 3"):
+    with pytest.raises(ValueError, match=r"factor was compiled in as 2, got 3"):
         package(x, 3, flag=None)
-    with pytest.raises(TypeError, match=r"argument 1 must be 2, got a tensor"):
+    with pytest.raises(TypeError, match=r"factor must be 2, got a tensor"):
         package(x, torch.tensor(2), flag=None)
     with pytest.raises(TypeError):
         package(x, 2, flag=True, more=1)
@@ -301,3 +302,33 @@ def test_the_library_of_a_package_runs_on_the_shared_cpp_runtime(packages: dict[
         archive.extract(library, tmp_path)
     dynamic = subprocess.run(["readelf", "-d", tmp_path / library], capture_output=True, text=True, check=True).stdout
     assert "libstdc++.so.6" in dynamic
+
+
+def _with_manifest(package: Path, target: Path, change) -> Path:
+    """A copy of `package` whose manifest `change` has rewritten."""
+    with zipfile.ZipFile(package) as source, zipfile.ZipFile(target, "w") as copy:
+        for record in source.infolist():
+            data = source.read(record)
+            if record.filename.endswith("extra/identity_conv/manifest.json"):
+                data = change(json.loads(data))
+            copy.writestr(record, data)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda m: json.dumps(m | {"format": 2}), "has a manifest of format 2, and this runtime knows 1"),
+        (lambda m: json.dumps(m | {"inputs": []}), "manifest names 0 inputs, and its model takes 1"),
+        (lambda m: json.dumps(m | {"inputs": m["inputs"] * 3}), "manifest names 3 inputs, and its model takes 1"),
+        (lambda m: json.dumps({"format": 1}), "names no inputs"),
+        (lambda m: "{", "is not JSON"),
+        (lambda m: json.dumps(m | {"inputs": [m["inputs"][0] | {"dtype": "float33"}]}), "no dtype is named float33"),
+        (lambda m: json.dumps(m | {"inputs": [m["inputs"][0] | {"order": [0, 1, 2, 7]}]}), "has no layout"),
+        (lambda m: json.dumps(m | {"symbols": {}}), "has no range"),
+    ],
+)  # fmt: skip
+def test_a_forged_manifest_is_refused(packages: dict[str, Path], tmp_path: Path, change, sentence: str) -> None:
+    with pytest.raises(RuntimeError, match=sentence) as caught:
+        identity_conv.load_package(_with_manifest(packages["cpu"], tmp_path / "model.pt2", change))
+    assert "\n" not in str(caught.value)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from support_build import MODULE, NO_COMPILER, ROOT, TINY, listing, run_python
 
-from identity_conv import BuildError, Extension, ops, prefix
+from identity_conv import BuildError, Extension, ops
+from identity_conv.installation import RECORD, install
 
-HEADERS = sorted(path.name for path in (ROOT / "src" / "include" / "identity_conv").glob("*.h"))
+HEADERS = sorted({path.name for path in (ROOT / "src" / "include" / "identity_conv").glob("*.h")} - {"package.h"})
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +29,15 @@ def laid_down(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installation of the operator library alone, which this process is told to use."""
     folder = tmp_path / "prefix"
-    assert ops.library.library is not None
-    prefix.install(folder, [("library", ops.library.library)])
+    assert ops.extension.library is not None
+    install(folder, [("library", ops.extension.library)])
     monkeypatch.setenv("IDENTITY_CONV_PREFIX", str(folder))
     monkeypatch.setenv("IDENTITY_CONV_CACHE_DIR", str(tmp_path / "cache"))
     return folder
 
 
 def change_record(folder: Path, **changes: str) -> None:
-    record = folder / prefix.RECORD
+    record = folder / RECORD
     record.write_text(json.dumps({**json.loads(record.read_text()), **changes}))
 
 
@@ -57,7 +58,7 @@ class TestLaidDown:
             "import identity_conv, torch\n"
             "from identity_conv import ops\n"
             "assert torch.equal(identity_conv.identity_conv(torch.arange(3)), torch.arange(3))\n"
-            "print(ops.library.library)\n"
+            "print(ops.extension.library)\n"
             "try:\n    identity_conv.load_package('gone.pt2')\nexcept FileNotFoundError as error:\n    print(error)\n",
             IDENTITY_CONV_PREFIX=laid_down,
             IDENTITY_CONV_CACHE_DIR=tmp_path / "cache",
@@ -92,7 +93,7 @@ class TestLaidDown:
 
 class TestUse:
     def test_finds_the_library_there(self, installation: Path) -> None:
-        assert ops.library.build() == installation / "lib" / "libidentity_conv_ops.so"
+        assert ops.extension.build() == installation / "lib" / "libidentity_conv_ops.so"
 
     def test_what_it_lacks_of_a_user_is_built_as_ever(self, installation: Path, tmp_path: Path) -> None:
         (tmp_path / "tiny.cpp").write_text(TINY)
@@ -105,7 +106,7 @@ class TestUse:
             new = tmp_path / "new" / library.name
             new.parent.mkdir()
             new.write_bytes(b"new")
-            prefix.install(installation, [("library", new)])
+            install(installation, [("library", new)])
             opened.seek(0)
             assert opened.read() == before
         assert library.read_bytes() == b"new"
@@ -116,7 +117,7 @@ class TestRefusal:
     def test_made_for_another(self, installation: Path, fact: str) -> None:
         change_record(installation, **{fact: "another"})
         with pytest.raises(BuildError) as refused:
-            ops.library.build()
+            ops.extension.build()
         assert f"IDENTITY_CONV_PREFIX={installation} was made for {fact} another, and this is {fact} " in str(
             refused.value
         )
@@ -131,21 +132,21 @@ class TestRefusal:
     def test_no_installation(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("IDENTITY_CONV_PREFIX", str(tmp_path))
         with pytest.raises(BuildError, match=f"IDENTITY_CONV_PREFIX={tmp_path} holds no installation"):
-            ops.library.build()
+            ops.extension.build()
 
     @pytest.mark.parametrize("text", ["", "{}", "[]", "\udcff"])
     def test_a_damaged_record(self, installation: Path, text: str) -> None:
-        (installation / prefix.RECORD).write_bytes(text.encode(errors="surrogateescape"))
+        (installation / RECORD).write_bytes(text.encode(errors="surrogateescape"))
         with pytest.raises(BuildError, match=r"damaged record lib/identity_conv/prefix\.json"):
-            ops.library.build()
+            ops.extension.build()
 
     def test_one_whose_making_was_interrupted(self, installation: Path, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):
-            prefix.install(installation, [("library", tmp_path / "gone.so")])
+            install(installation, [("library", tmp_path / "gone.so")])
         with pytest.raises(BuildError, match="holds no installation"):
-            ops.library.build()
+            ops.extension.build()
 
     def test_a_library_that_is_gone(self, installation: Path) -> None:
         (installation / "lib" / "libidentity_conv_ops.so").unlink()
         with pytest.raises(BuildError, match=r"has no libidentity_conv_ops\.so: lay it down with"):
-            ops.library.build()
+            ops.extension.build()

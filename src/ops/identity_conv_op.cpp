@@ -4,7 +4,6 @@
 
 #include "identity_conv_op.h"
 
-#include <ATen/Dispatch.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>

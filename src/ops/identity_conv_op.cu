@@ -4,13 +4,10 @@
 // memory bandwidth is the limit.
 //
 // Every thread stores one aligned vector of 16 bytes of y, the widest store there is, and builds it
-// from x by the cheapest way that serves:
-//   one load     where x is contiguous over the vector; off a 16-byte boundary, the aligned 4-byte
-//                words around it and a funnel shift;
-//   elements     else, by coordinates that are counted on: where x's rows are stepped, or end
-//   within
-//                the vector.
-// Only bits move, so a kernel is made for each element size, not for each dtype.
+// from x by the cheapest way that serves. Where x is contiguous over the vector that is one load,
+// or, off a 16-byte boundary, the aligned 4-byte words around it and a funnel shift. Where x's rows
+// are stepped, or end within the vector, it is element by element, by coordinates that are counted
+// on. Only bits move, so a kernel is made for each element size, not for each dtype.
 
 #include <cuda_runtime_api.h>
 
@@ -63,8 +60,8 @@ struct Source {
   int64_t stride[kRank];  // in bytes
 };
 
-// The source address of element `n` and then of the next, again and again. Past the last element it
-// counts to the start.
+// The source address of element `n` and then of the next, again and again. Past the last element
+// the address means nothing, and nothing is loaded there.
 template <class Index, int kRank>
 struct Walk {
   const Source<Index, kRank>& source;
@@ -130,8 +127,9 @@ struct Walk<Index, CopyLayout::kMaxRank> {
   }
 };
 
-// 16 bytes from any address, by aligned loads. The first and last word hold a wanted byte each, so
-// no load touches memory beyond the words of the source.
+// 16 bytes from any address, by aligned loads. The first and the last word each hold a wanted byte:
+// beside it up to 3 that belong to a neighbour are read and shifted out, never across the end of an
+// allocation, which CUDA makes in multiples of 256 bytes.
 __device__ uint4 load_vector(const unsigned char* src) {
   const auto address = reinterpret_cast<uintptr_t>(src);
   if (address % kVectorBytes == 0) return *reinterpret_cast<const uint4*>(src);

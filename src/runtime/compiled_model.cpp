@@ -165,13 +165,13 @@ PackageError describe_failure(const std::string& model_error,
                       "the model failed: " + (cause.empty() ? model_error : cause));
 }
 
-// Generated code reads this variable once, in a model's first run. While this lives it says what
-// the model is to do, unless the user has set it; models run for the first time one after the
-// other.
+// Generated code reads this variable once, in a model's first run, and checks where it is 1. While
+// this lives, and `on`, it is, unless the user has set it; models run for the first time one after
+// the other.
 class CheckSetting {
  public:
-  explicit CheckSetting(bool on) : lock_(mutex()), mine_(std::getenv(kName) == nullptr) {
-    if (mine_) setenv(kName, on ? "1" : "0", /*overwrite=*/0);
+  explicit CheckSetting(bool on) : lock_(mutex()), mine_(on && std::getenv(kName) == nullptr) {
+    if (mine_) setenv(kName, "1", /*overwrite=*/0);
   }
   CheckSetting(const CheckSetting&) = delete;
   CheckSetting& operator=(const CheckSetting&) = delete;

@@ -2,6 +2,8 @@
 
 #include <charconv>
 #include <cstddef>
+#include <locale>
+#include <sstream>
 #include <stdexcept>
 
 namespace identity_conv {
@@ -167,9 +169,12 @@ class Parser {
     const char* const last = text_.data() + at_;
     std::int64_t integer = 0;
     if (std::from_chars(first, last, integer).ptr == last && first != last) return Json(integer);
+    // A stream, for g++ 9 has no std::from_chars of double; its own locale, for the user's may have
+    // another decimal point.
+    std::istringstream stream(std::string(first, last));
+    stream.imbue(std::locale::classic());
     double real = 0;
-    const auto parsed = std::from_chars(first, last, real);
-    if (parsed.ptr != last || parsed.ec != std::errc() || first == last) {
+    if (!(stream >> real) || stream.peek() != std::istringstream::traits_type::eof()) {
       at_ = begin;
       fail();
     }

@@ -1,5 +1,6 @@
 // identity-conv-run: runs a compiled package on tensors from files, without Python.
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <getopt.h>
 
@@ -136,18 +137,26 @@ std::vector<at::Tensor> read_inputs(const std::vector<std::string>& files, c10::
   return inputs;
 }
 
+class CerrRedirection {
+ public:
+  explicit CerrRedirection(std::ostream& target) : before_(std::cerr.rdbuf(target.rdbuf())) {}
+  CerrRedirection(const CerrRedirection&) = delete;
+  CerrRedirection& operator=(const CerrRedirection&) = delete;
+  ~CerrRedirection() { std::cerr.rdbuf(before_); }
+
+ private:
+  std::streambuf* before_;
+};
+
 // Compiled models print on std::cerr what they throw. That is kept back, and shown only where the
 // exception doesn't say it: packages of torch 2.11 can't.
 std::vector<at::Tensor> run_quietly(identity_conv::Package& package,
                                     const std::vector<at::Tensor>& inputs) {
   std::ostringstream printed;
-  std::streambuf* const stderr_buffer = std::cerr.rdbuf(printed.rdbuf());
   try {
-    std::vector<at::Tensor> outputs = package.run(inputs);
-    std::cerr.rdbuf(stderr_buffer);
-    return outputs;
+    const CerrRedirection to_printed(printed);
+    return package.run(inputs);
   } catch (const std::exception& error) {
-    std::cerr.rdbuf(stderr_buffer);
     if (std::strstr(error.what(), "API call failed")) std::cerr << printed.str();
     throw;
   }
@@ -157,24 +166,26 @@ double microseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
-// Waits for what a call queued on a device.
-void synchronize(const std::vector<at::Tensor>& outputs) {
-  for (const at::Tensor& output : outputs) {
-    if (!output.is_cpu()) {
-      output.cpu();
-      return;
-    }
-  }
+// Waits for what was queued on the device.
+void synchronize(c10::Device device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.synchronizeStream(guard.getStream(device));
+}
+
+void run_and_wait(identity_conv::Package& package, const std::vector<at::Tensor>& inputs) {
+  package.run(inputs);
+  synchronize(package.device());
 }
 
 std::vector<double> time_calls(identity_conv::Package& package,
                                const std::vector<at::Tensor>& inputs, int count) {
-  for (int i = 0; i < std::min(count, 10); ++i) synchronize(package.run(inputs));
+  for (int i = 0; i < std::min(count, 10); ++i) run_and_wait(package, inputs);
   std::vector<double> times;
   times.reserve(count);
   for (int i = 0; i < count; ++i) {
     const auto start = Clock::now();
-    synchronize(package.run(inputs));
+    run_and_wait(package, inputs);
     times.push_back(microseconds_since(start));
   }
   return times;
@@ -198,7 +209,7 @@ void run(const Arguments& arguments, Clock::time_point start) {
   const std::vector<at::Tensor> inputs = read_inputs(arguments.inputs, package.device());
 
   const std::vector<at::Tensor> outputs = run_quietly(package, inputs);
-  synchronize(outputs);
+  synchronize(package.device());
   const double first_result = microseconds_since(start);
 
   if (arguments.output) identity_conv::write_tensors(*arguments.output, outputs);

@@ -1,5 +1,6 @@
 #include "identity_conv/package.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
@@ -13,6 +14,7 @@
 #include "compiled_model.h"
 #include "contract.h"
 #include "error_text.h"
+#include "identity_conv/checks.h"
 #include "json.h"
 #include "requirements.h"
 
@@ -38,7 +40,13 @@ c10::DeviceType read_device_type(PackageArchive& archive, const std::string& pat
     const std::string name = read_json(archive, path, record, [](const Json& metadata) {
       return metadata.text("AOTI_DEVICE_KEY");
     });
-    if (!name.empty()) return c10::Device(name).type();
+    if (name.empty()) continue;
+    try {
+      return c10::Device(name).type();
+    } catch (const c10::Error&) {
+      throw PackageError(Kind::kNotAPackage,
+                         path + ": was compiled for \"" + name + "\", which is no device");
+    }
   }
   throw PackageError(Kind::kNotAPackage, path + ": does not say for which device it was compiled");
 }
@@ -86,18 +94,22 @@ c10::Device choose_device(c10::DeviceType type, const PackageOptions& options) {
 constexpr const char* kManifest = "extra/identity_conv/manifest.json";
 constexpr int64_t kManifestFormat = 1;
 
-Contract read_contract(const Json& manifest) {
+Contract read_contract(const Json& manifest, const std::string& path) {
   const Json* format = manifest.find("format");
   const int64_t* number = format ? format->as<int64_t>() : nullptr;
   if (!number) throw std::invalid_argument("not a manifest: it has no format");
   if (*number != kManifestFormat) {
-    throw std::invalid_argument("of format " + std::to_string(*number) +
-                                ", and this runtime knows " + std::to_string(kManifestFormat));
+    throw PackageError(Kind::kHost, path + ": has a manifest of format " + std::to_string(*number) +
+                                        ", and this runtime knows " +
+                                        std::to_string(kManifestFormat) +
+                                        ": use a newer identity_conv");
   }
   return Contract(manifest);
 }
 
-std::unique_ptr<CompiledModel> load_model(const std::string& path, const PackageOptions& options) {
+std::unique_ptr<CompiledModel> load_model(const std::string& path, PackageOptions options,
+                                          c10::Device device) {
+  options.device_index = device.index();
   try {
     return std::make_unique<CompiledModel>(path, options);
   } catch (const std::exception& error) {
@@ -115,7 +127,7 @@ at::Tensor readable_input(at::Tensor input, std::size_t index) {
   };
   if (!input.defined()) refuse("must be a tensor, got an undefined one");
   if (input.layout() != c10::kStrided) {
-    refuse("must be a dense (strided) tensor, got " + c10::str(input.layout()));
+    refuse(std::string("must be a dense (strided) tensor, got ") + layout_name(input));
   }
   if (!input.has_storage() || input.unsafeGetTensorImpl()->is_python_dispatch()) {
     refuse("must be a plain tensor, got a subclass or wrapper whose data is elsewhere");
@@ -151,9 +163,17 @@ Package Package::open(const std::string& path, Options options) {
   auto loaded = std::make_unique<Loaded>(choose_device(type, options));
   if (archive.has(kManifest)) {
     loaded->manifest = archive.read(kManifest);
-    loaded->contract = read_json(archive, path, kManifest, read_contract);
+    loaded->contract = read_json(archive, path, kManifest, [&](const Json& manifest) {
+      return read_contract(manifest, path);
+    });
   }
-  loaded->model = load_model(path, options);
+  loaded->model = load_model(path, options, loaded->device);
+  if (loaded->contract && loaded->contract->num_inputs() != loaded->model->num_inputs()) {
+    throw PackageError(Kind::kNotAPackage, path + ": is corrupted: its manifest names " +
+                                               std::to_string(loaded->contract->num_inputs()) +
+                                               " inputs, and its model takes " +
+                                               std::to_string(loaded->model->num_inputs()));
+  }
   return Package(std::move(loaded));
 }
 
@@ -166,6 +186,8 @@ std::vector<at::Tensor> Package::run(std::vector<at::Tensor> inputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     inputs[i] = readable_input(std::move(inputs[i]), i);
   }
+  // The model's work goes to the current stream of the current device.
+  const c10::DeviceGuard guard(loaded_->device);
   if (loaded_->contract) loaded_->contract->fit(inputs, loaded_->device);
   return loaded_->model->run(inputs, /*generated_checks=*/!loaded_->contract);
 }

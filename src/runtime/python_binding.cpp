@@ -116,8 +116,16 @@ PyObject* package_open(PyObject* type, PyObject* args, PyObject* kwargs) {
   });
 }
 
+// Destroying a package unmaps code and removes files: not under the GIL.
+void drop_package(PyObject* self) {
+  std::shared_ptr<Package> package = std::move(reinterpret_cast<PyPackage*>(self)->package);
+  const WithoutGil released;
+  package.reset();
+}
+
 void package_dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
+  drop_package(self);
   reinterpret_cast<PyPackage*>(self)->package.~shared_ptr<Package>();
   type->tp_free(self);
   Py_DECREF(type);
@@ -171,12 +179,7 @@ PyObject* package_manifest(PyObject* self, void*) {
 }
 
 PyObject* package_close(PyObject* self, PyObject*) {
-  // Destroying the package unmaps code and removes files: not under the GIL.
-  std::shared_ptr<Package> package = std::move(reinterpret_cast<PyPackage*>(self)->package);
-  {
-    const WithoutGil released;
-    package.reset();
-  }
+  drop_package(self);
   Py_RETURN_NONE;
 }
 

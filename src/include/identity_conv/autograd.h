@@ -1,7 +1,8 @@
 #pragma once
 
 // A C++ autograd node for an operator's Autograd kernel, the way torch's own generated code sets
-// one up: reverse mode, forward mode, higher orders and torch.func follow from it.
+// one up: with `set_history`, and `_set_fw_grad` for forward mode, reverse mode, higher orders and
+// torch.func follow (see identity_conv_op.cpp).
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>

@@ -13,8 +13,8 @@ namespace identity_conv {
 // Dimension 0 is the innermost. No size is 1, and no two neighbours could be one dimension, so a
 // source that is dense in the destination's order has rank 0 (one element) or rank 1 with stride 1.
 struct CopyLayout {
-  // The product of the sizes fits int64_t and each size kept is at least 2: 63 dimensions at most;
-  // one more is room for `split_elements`.
+  // The product of the sizes fits int64_t and each size kept is at least 2: 62 dimensions at most;
+  // the rest is room for `split_elements` and to spare.
   static constexpr int kMaxRank = 64;
 
   int rank = 0;

@@ -61,7 +61,6 @@ class Package {
 
   // Loads the package at `path`. The libraries that register its operators and classes must have
   // been loaded before. Throws PackageError, never of kind kInput or kExecution.
-  //
   static Package open(const std::string& path, Options options = Options());
 
   Package(Package&&) noexcept;
@@ -71,8 +70,9 @@ class Package {
   // Runs the model. `inputs` are the tensors of the flattened arguments, in order, on device(),
   // with the dtypes and sizes that the manifest says; one that is laid out otherwise than the code
   // expects is copied first. Without a manifest (a package of stock torch) the checks that the
-  // compiler generated are all there is. Inputs that require grad are run without it. On CUDA the work is queued on the current stream. Safe to call from several
-  // threads. Throws PackageError of kind kInput or kExecution, and holds on to no input after it.
+  // compiler generated are all there is. Inputs that require grad are run without it. On CUDA the
+  // work is queued on the current stream of device(). Safe to call from several threads. Throws
+  // PackageError of kind kInput or kExecution, and holds on to no input after it.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs);
 
   // How many tensors run() takes.
@@ -83,7 +83,7 @@ class Package {
   // The manifest's JSON; empty in a package without one.
   const std::string& manifest() const;
 
-  // Where the model was loaded; without an index where Options::device_index was -1.
+  // Where the model was loaded.
   c10::Device device() const;
 
  private:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import settings, toolchain
+from . import __version__, cache, settings, toolchain
 from .toolchain import BuildError
 
 RECORD = Path("lib") / "identity_conv" / "prefix.json"
@@ -43,7 +43,18 @@ def find(prefix: Path, file_name: str, kind: str) -> Path | None:
         if made_for[name] != fact:
             raise BuildError(f"{setting} was made for {name} {made_for[name]}, and this is {name} {fact}: {remedy}")
     path = prefix / _FOLDERS[kind] / file_name
-    return path if path.is_file() else None
+    if not path.is_file():
+        return None
+    cache.check_private(path)
+    return path
+
+
+def lacks(prefix: Path, file_name: str) -> BuildError:
+    """The error that a prefix without one of this package's own files gives."""
+    return BuildError(
+        f"{settings.PREFIX.name}={prefix} has no {file_name}: lay it down with "
+        f"`identity-conv build --prefix {prefix}`, or unset {settings.PREFIX.name}"
+    )
 
 
 def install(prefix: Path, files: Iterable[tuple[str, Path]]) -> list[Path]:
@@ -52,7 +63,8 @@ def install(prefix: Path, files: Iterable[tuple[str, Path]]) -> list[Path]:
     Each file takes its place by rename, so a process that has the old one mapped keeps it.
     """
     laid = []
-    headers = sorted((settings.source_dir() / "include" / "identity_conv").glob("*.h"))
+    # package.h belongs to the runtime as a library, which CMake's install lays down.
+    headers = sorted(set((settings.source_dir() / "include" / "identity_conv").glob("*.h")) - {_runtime_header()})
     wanted = [(_FOLDERS[kind] / file.name, file) for kind, file in files]
     wanted += [(Path("include") / "identity_conv" / header.name, header) for header in headers]
     # Without its record an installation is refused: one that is half of another torch is never used.
@@ -70,5 +82,14 @@ def install(prefix: Path, files: Iterable[tuple[str, Path]]) -> list[Path]:
     return [*laid, record]
 
 
+def _runtime_header() -> Path:
+    return settings.source_dir() / "include" / "identity_conv" / "package.h"
+
+
 def _facts() -> dict[str, str]:
-    return {**toolchain.torch_facts(), "platform": toolchain.platform(), "Python": sys.implementation.cache_tag}
+    return {
+        "identity_conv": __version__,
+        **toolchain.torch_facts(),
+        "platform": toolchain.platform(),
+        "Python": sys.implementation.cache_tag,
+    }

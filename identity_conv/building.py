@@ -1,0 +1,288 @@
+"""From sources to a file: what it is made from → key → folder → lock → compile, each once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from . import cache, installation, progress, settings, toolchain
+from .toolchain import BuildError, ToolchainError
+
+Kind = Literal["library", "program", "module"]
+
+CFLAGS = ("-O3", "-fopenmp", "-fvisibility=hidden", "-fno-gnu-unique", "-ffunction-sections", "-fdata-sections")
+CUDA_CFLAGS = ("-O3",)
+# --as-needed, before any library, drops the ones torch names for all and we don't use: libtorch_python.
+LDFLAGS = ("-Wl,--as-needed", "-Wl,--gc-sections")
+
+# torch's build reads the environment of the process and remembers names: one at a time.
+_build_lock = threading.Lock()
+
+
+class CompileError(BuildError):
+    """A source doesn't compile or link. `log` is the full output of the build."""
+
+    def __init__(self, message: str, log: Path):
+        super().__init__(message)
+        self.log = log
+
+
+@dataclass
+class Target:
+    """One file to build: a library of operators, a program, or a Python module.
+
+    The flags come after this package's own. `bundled` says that it is part of identity_conv: then a
+    prefix must have it.
+    """
+
+    kind: Kind
+    name: str
+    sources: Sequence[Path]
+    include_dirs: Sequence[Path] = ()
+    cflags: Sequence[str] = ()
+    cuda_cflags: Sequence[str] = ()
+    ldflags: Sequence[str] = ()
+    cuda: bool | None = None
+    archs: str | None = None
+    bundled: bool = False
+    _all_include_dirs: list[Path] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._all_include_dirs = [*self.include_dirs, settings.source_dir() / "include"]
+
+    @property
+    def file_name(self) -> str:
+        """The name of what the build makes."""
+        return {
+            "library": f"lib{self.name}.so",
+            "module": f"{self.name}.so",
+            "program": self.name.replace("_", "-"),
+        }[self.kind]
+
+    def parts(self) -> dict[str, str]:
+        """What the file is made from, each part by name: the key is their digest.
+
+        Raises:
+            ToolchainError: CUDA is asked for and can't be had.
+        """
+        archs = self._cuda_archs()
+        parts = {
+            "cache format": cache.FORMAT,
+            "name": self.file_name,
+            **toolchain.torch_facts(),
+            "platform": toolchain.platform(),
+            "flags": " ".join([*CFLAGS, *self.cflags, *LDFLAGS, *self.ldflags]),
+        }
+        if self.kind == "module":
+            parts["Python"] = sys.implementation.cache_tag
+        if self.kind == "program":
+            parts["torch folder"] = str(toolchain.torch_folder())  # where it finds libtorch by itself
+        if archs:
+            import torch
+
+            parts["CUDA"] = str(torch.version.cuda)
+            parts["CUDA architectures"] = archs
+            parts["CUDA flags"] = " ".join([*CUDA_CFLAGS, *self.cuda_cflags])
+        parts |= self._contents(archs)
+        if cxx := toolchain.find_cxx():
+            parts["C++ compiler"] = toolchain.compiler_identity(cxx)
+        if archs and (nvcc := toolchain.find_nvcc()):
+            host = toolchain.find_cc() or cxx
+            parts["nvcc"] = f"{os.path.realpath(nvcc)} {toolchain.nvcc_version(nvcc)}"
+            parts["nvcc's host compiler"] = toolchain.compiler_identity(host) if host else "none"
+        return parts
+
+    def build(self, *, use_prefix: bool = True) -> Path:
+        """Builds what isn't built yet and returns the file.
+
+        Args:
+            use_prefix: take it from the folder that IDENTITY_CONV_PREFIX names, where that is set.
+
+        Raises:
+            ToolchainError: the machine lacks a compiler, ninja or nvcc, or has one that is too old.
+            CompileError: a source doesn't compile.
+            BuildError: the cache, the prefix or this torch can't be used.
+        """
+        toolchain.check_torch()
+        prefix = settings.prefix()
+        if use_prefix and prefix:
+            if found := installation.find(prefix, self.file_name, self.kind):
+                return found
+            if self.bundled:
+                raise installation.lacks(prefix, self.file_name)
+        parts = self.parts()
+        if found := self.find(parts):
+            return found
+        folder = cache.folder_of(self.name, parts)
+        with _build_lock, cache.lock(folder):
+            while True:
+                if found := self.find(parts):
+                    return found
+                built = self._build_in(folder, parts)
+                # What was compiled is what the key says, or a source was edited meanwhile.
+                if (now := self.parts()) == parts:
+                    return cache.finish(folder, built.name)
+                parts, folder = now, cache.folder_of(self.name, now)
+
+    def find(self, parts: dict[str, str]) -> Path | None:
+        """The finished build from `parts`, or None."""
+        lacking = toolchain.find_cxx() is None or ("CUDA" in parts and "nvcc" not in parts)
+        return cache.find(self.name, self.file_name, parts, lacking=lacking)
+
+    def _cuda_archs(self) -> str | None:
+        """What the CUDA sources are compiled for, or None where they stay out."""
+        if self.cuda is False or not any(map(_is_cuda, self.sources)):
+            return None
+        archs = toolchain.cuda_architectures(self.archs)
+        if self.cuda and not archs:
+            raise ToolchainError(f"{self.name} asks for CUDA (cuda=True), and {toolchain.why_no_cuda()}")
+        return archs
+
+    def _sources(self, archs: str | None) -> list[Path]:
+        return [source for source in self.sources if archs or not _is_cuda(source)]
+
+    def _contents(self, archs: str | None) -> dict[str, str]:
+        """Each source and each header that it reaches in the project's folders, with its digest.
+
+        Files are named from the folder they were found in, so that a moved checkout stays the same.
+        """
+        waiting = [(source.name, source) for source in self._sources(archs)]
+        seen: set[Path] = set()
+        found: dict[str, str] = {}
+        while waiting:
+            name, path = waiting.pop()
+            if path in seen:
+                continue
+            seen.add(path)
+            text = path.read_bytes()
+            # Two folders may each have a header of that name.
+            part = f"source {name}"
+            found[part] = f"{found.get(part, '')} {hashlib.sha256(text).hexdigest()}".strip()
+            for quoted, angled in _INCLUDE.findall(text):
+                include = os.fsdecode(quoted or angled)
+                folders = [path.parent, *self._all_include_dirs] if quoted else self._all_include_dirs
+                if header := next((each / include for each in folders if (each / include).is_file()), None):
+                    waiting.append((include, header))
+        return found
+
+    def _build_in(self, folder: Path, parts: dict[str, str]) -> Path:
+        archs = self._cuda_archs()
+        if archs and toolchain.find_nvcc() is None:
+            raise ToolchainError(
+                f"{self.name} has CUDA sources and no nvcc was found: install the CUDA toolkit, set CUDA_HOME to it, "
+                "or hide the GPU (CUDA_VISIBLE_DEVICES='') for a build for the CPU alone"
+            )
+        cxx = toolchain.compiler(for_cuda=bool(archs))
+        ninja = toolchain.ninja_dir()
+        if settings.CUDA_ARCH_LIST.value() and any(map(_is_cuda, self.sources)) and not archs:
+            progress.say(f"{settings.CUDA_ARCH_LIST.name} is set and ignored: {toolchain.why_no_cuda()}")
+        cache.start(folder, parts)
+        sources = self._sources(archs)
+        log = folder / cache.LOG
+        try:
+            with progress.building(self.file_name, sources, folder, str(cxx), archs):
+                return self._compile(folder, sources, cxx, ninja, archs)
+        except RuntimeError as error:
+            with cache.errors_named():
+                log.write_text(str(error))
+            raise CompileError(_describe_failure(self.file_name, str(error), log), log) from None
+        except ValueError as error:
+            if not archs:
+                raise
+            raise ToolchainError(
+                f"torch can't compile for the CUDA architectures {archs!r} ({error}): "
+                f"set {settings.CUDA_ARCH_LIST.name} to others"
+            ) from error
+        except BaseException:
+            # An interrupt ends ninja; the compilers, in process groups of their own, are left to us.
+            cache.end_processes_in(folder)
+            raise
+
+    def _compile(
+        self, folder: Path, sources: list[Path], cxx: toolchain.Compiler, ninja: Path, archs: str | None
+    ) -> Path:
+        from torch.utils import cpp_extension
+
+        environment = {
+            "CXX": cxx.path,
+            "CC": settings.CC.value() or cxx.path,  # what nvcc is given as its host compiler
+            "LC_ALL": "C",  # the first error is found by the word for it
+            "PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}",
+            "TORCH_CUDA_ARCH_LIST": archs,
+            "MAX_JOBS": settings.MAX_JOBS.value() or str(toolchain.jobs()),
+        }
+        # As a "standalone" torch builds and doesn't load, whatever the kind; what it then leaves out
+        # of a library is given here. It remembers names and won't build one twice: each is new.
+        flags = [*LDFLAGS, *self.ldflags, *toolchain.cpp_runtime_flags(cxx)]
+        if self.kind != "program":
+            flags += ["-shared", f"-L{toolchain.torch_folder() / 'lib'}", "-ltorch_python"]
+        if archs:
+            flags += toolchain.cuda_runtime_flags(folder)
+        with _environment(environment), _cuda_home(cpp_extension):
+            built = cpp_extension.load(
+                f"{self.file_name}.{time.time_ns()}",
+                [str(source) for source in sources],
+                extra_cflags=[*CFLAGS, *self.cflags],
+                extra_cuda_cflags=[*CUDA_CFLAGS, *self.cuda_cflags] if archs else None,
+                # libgomp stays unlinked: its symbols come with libtorch_cpu, and with them torch's threads.
+                extra_ldflags=flags,
+                extra_include_paths=[str(include) for include in self._all_include_dirs],
+                build_directory=str(folder),
+                with_cuda=bool(archs),
+                is_python_module=False,
+                is_standalone=True,
+            )
+        return Path(built).rename(folder / self.file_name)
+
+
+def _is_cuda(source: Path) -> bool:
+    return source.suffix == ".cu" or source.name.endswith("_cuda.cpp")
+
+
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
+
+
+@contextmanager
+def _cuda_home(cpp_extension) -> Iterator[None]:
+    """torch takes the folder above nvcc on PATH, whatever is in it; here it takes the one that was found."""
+    before = cpp_extension.CUDA_HOME
+    cpp_extension.CUDA_HOME = str(toolchain.find_cuda_home() or before)
+    try:
+        yield
+    finally:
+        cpp_extension.CUDA_HOME = before
+
+
+@contextmanager
+def _environment(values: dict[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    try:
+        for name, value in values.items():
+            if value is not None:
+                os.environ[name] = value
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+# As compilers, linkers and CUDA's tools say it: never in the commands that ninja repeats before.
+_FIRST_ERROR = re.compile(r"^.*(?:\b(?:error|fatal)\s*:|undefined reference to|cannot find -l).*$", re.MULTILINE)
+
+
+def _describe_failure(file_name: str, output: str, log: Path) -> str:
+    first = _FIRST_ERROR.search(output)
+    line = first.group().strip() if first else output.strip().split("\n")[-1]
+    return f"{file_name} doesn't build: {line} (the whole output is in {log})"
