@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .building import CompileError
+    from .diagnosis import doctor
     from .extension import Extension
     from .model import IdentityConvCustomClass, IdentityConvCustomOp, IdentityModel
     from .ops import identity_conv
@@ -32,6 +33,7 @@ _HOMES = {
     "Package": "package",
     "ToolchainError": "toolchain",
     "compile_package": "package",
+    "doctor": "diagnosis",
     "export": "program",
     "identity_conv": "ops",
     "load_package": "package",
@@ -47,6 +49,7 @@ __all__ = [
     "Package",
     "ToolchainError",
     "compile_package",
+    "doctor",
     "export",
     "identity_conv",
     "load_package",
@@ -76,5 +79,14 @@ def _is_command() -> bool:
 if not _is_command():
     from . import toolchain
 
-    toolchain.check_torch()
-    importlib.import_module(".ops", __name__)
+    try:
+        toolchain.check_torch()
+        importlib.import_module(".ops", __name__)
+    except toolchain.BuildError as error:
+        from .diagnosis import doctor
+
+        for finding in doctor(probes=False).findings:
+            if finding.verdict != "ok":
+                error.add_note(f"{finding.verdict}: {finding.fact}: {finding.value}; {finding.remedy}")
+        error.add_note("`identity-conv doctor` looks further")
+        raise

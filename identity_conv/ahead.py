@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from . import installation, targets
+from .extension import Extension
 
 
-def build(prefix: Path | None) -> list[Path]:
-    """Builds the operator library, the runtime's Python binding and the program.
+def build(prefix: Path | None, extensions: Iterable[str] = ()) -> list[Path]:
+    """Builds the operator library, the runtime's Python binding, the program, and authors' extensions.
 
     Args:
         prefix: where the files and the headers are laid down; None leaves them in the cache.
+        extensions: more of them, as ``module:name``.
 
     Returns:
         The files, where they are to be used.
 
     Raises:
         BuildError: something can't be built.
+        ValueError: one of `extensions` isn't to be found.
     """
     wanted = [targets.operators(), targets.binding(), targets.program()]
+    wanted += [find_extension(name)._target for name in extensions]
     files = [(target.kind, target.build(use_prefix=False)) for target in wanted]
     return installation.install(prefix.absolute(), files) if prefix else [path for _, path in files]
+
+
+def find_extension(name: str) -> Extension:
+    """The extension at ``module:name``, with the working folder first on the module path.
+
+    Raises:
+        ValueError: there is no such module, or no Extension of that name in it.
+    """
+    module_name, separator, attribute = name.partition(":")
+    if not separator or not module_name or not attribute:
+        raise ValueError(f"an extension is named MODULE:EXTENSION, got {name!r}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{name}: {error}") from error
+    found = getattr(module, attribute, None)
+    if not isinstance(found, Extension):
+        raise ValueError(f"{name}: {module_name} has no Extension named {attribute}, got {type(found).__name__}")
+    return found

@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-SUITES = ("operator", "layouts", "startup")
-
 #: More than any card's L2, written between two runs so that neither finds its input there.
 _FLUSH_BYTES = 256 << 20
 
@@ -80,7 +78,7 @@ def compare(
 
 def run(suite: str) -> Iterator[Comparison]:
     """The comparisons of `suite`, each as soon as it is measured."""
-    return {"operator": _operator, "layouts": _layouts, "startup": _startup}[suite]()
+    return SUITES[suite]()
 
 
 def machine() -> dict[str, str]:
@@ -228,3 +226,11 @@ def _path() -> str:
     package = Path(__file__).resolve().parent
     folders = [str(package.parent), str(package / "entry"), os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(filter(None, folders))
+
+
+#: Every suite by its name on the command line.
+SUITES: dict[str, Callable[[], Iterator[Comparison]]] = {
+    "operator": _operator,
+    "layouts": _layouts,
+    "startup": _startup,
+}

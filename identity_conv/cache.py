@@ -252,7 +252,7 @@ class Entry:
     folder: Path
     finished: bool
     bytes: int
-    used: float  # seconds since the epoch
+    made: float  # seconds since the epoch
 
 
 def entries() -> list[Entry]:
@@ -263,9 +263,9 @@ def entries() -> list[Entry]:
         with suppress(OSError):
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
             stamp = folder / STAMP
-            used = (stamp if stamp.exists() else record).stat().st_mtime
-            found.append(Entry(folder.parent.name, folder.name, folder, stamp.exists(), size, used))
-    return sorted(found, key=lambda entry: entry.used, reverse=True)
+            made = (stamp if stamp.exists() else record).stat().st_mtime
+            found.append(Entry(folder.parent.name, folder.name, folder, stamp.exists(), size, made))
+    return sorted(found, key=lambda entry: entry.made, reverse=True)
 
 
 def differences(name: str, parts: dict[str, str]) -> list[str]:

@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from . import __version__, settings
+from .bench import SUITES
 
-#: Exit statuses, as ``--help`` tells them.
+#: The exit status of a command that failed with a reason.
 FAILED = 1
 
 _SETTINGS = "\n".join(f"  {each.name}  {each.meaning} (default: {each.default})" for each in settings.ALL)
@@ -56,22 +57,106 @@ def demo(out: Path) -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Lay the files down in this folder (bin, lib, include) for IDENTITY_CONV_PREFIX.",
 )
-def build(prefix: Path | None) -> None:
-    """Builds everything ahead of time: operator library, Python binding, program.
+@click.argument("extensions", nargs=-1, metavar="[MODULE:EXTENSION]...")
+def build(prefix: Path | None, extensions: tuple[str, ...]) -> None:
+    """Builds ahead of time: operator library, Python binding, program, and extensions of yours.
+
+    A MODULE:EXTENSION is an Extension at the top level of a module that can be imported.
 
     \b
     Example:
-      identity-conv build --prefix /opt/identity_conv
-      IDENTITY_CONV_PREFIX=/opt/identity_conv python -c "import identity_conv"
+      identity-conv build --prefix /opt/identity_conv my_kernels:ext
+      IDENTITY_CONV_PREFIX=/opt/identity_conv python -c "import my_kernels"
     """
     from . import ahead
 
-    for path in ahead.build(prefix):
+    for path in ahead.build(prefix, extensions):
         click.echo(path)
 
 
 @command.command()
-@click.argument("suites", nargs=-1, type=click.Choice(["operator", "layouts", "startup"]))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--quick", is_flag=True, help="Only look; compile and run nothing.")
+def doctor(as_json: bool, quick: bool) -> None:
+    """Says what works on this machine, what doesn't, and what to do; exits with 1 where something is fatal.
+
+    \b
+    Works where nothing builds, and without torch. It compiles and loads a small library and a small
+    package, each in a process of its own, where a crash is a finding.
+    """
+    from rich.console import Console
+
+    from . import diagnosis
+
+    report = diagnosis.doctor(probes=not quick)
+    if as_json:
+        click.echo(report.json())
+    else:
+        Console(soft_wrap=not sys.stdout.isatty()).print(report.table())
+    if not report.healthy:
+        sys.exit(FAILED)
+
+
+@command.group()
+def cache() -> None:
+    """Lists, explains and removes finished builds."""
+
+
+@cache.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def list_builds(as_json: bool) -> None:
+    """Lists the builds in the cache, the latest first."""
+    import datetime
+    import json
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from .cache import entries
+
+    found = entries()
+    if as_json:
+        rows = [{**vars(entry), "folder": str(entry.folder)} for entry in found]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    table = Table("build", "key", "MiB", "made", "finished", box=None)
+    for entry in found:
+        made = datetime.datetime.fromtimestamp(entry.made).strftime("%Y-%m-%d %H:%M")
+        table.add_row(entry.name, entry.key, f"{entry.bytes / 2**20:.1f}", made, "yes" if entry.finished else "no")
+    Console().print(table)
+
+
+@cache.command("explain")
+@click.argument("extension", required=False, metavar="[MODULE:EXTENSION]")
+def explain_build(extension: str | None) -> None:
+    """Says whether an extension is built, and else which parts changed; without one, identity_conv's own.
+
+    \b
+    Example:
+      identity-conv cache explain my_kernels:ext
+    """
+    from . import ahead, targets
+    from .extension import Extension
+
+    explained = ahead.find_extension(extension) if extension else Extension._of(targets.operators())
+    click.echo(explained.explain())
+
+
+@cache.command("clean")
+@click.argument("name", required=False)
+@click.option("--yes", is_flag=True, help="Don't ask.")
+def clean_builds(name: str | None, yes: bool) -> None:
+    """Removes the builds of NAME (see `cache list`), or all; a loaded library stays mapped where it is."""
+    from .cache import clean
+
+    if not yes and not click.confirm(f"Remove {'every build' if name is None else f'the builds of {name}'}?"):
+        return
+    removed = clean(name)
+    click.echo(f"removed {len(removed)} builds, {sum(entry.bytes for entry in removed) / 2**20:.1f} MiB")
+
+
+@command.command()
+@click.argument("suites", nargs=-1, type=click.Choice(SUITES))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 def bench(suites: tuple[str, ...], as_json: bool) -> None:
     """Times what this package does beside what one would use otherwise.
@@ -93,7 +178,7 @@ def bench(suites: tuple[str, ...], as_json: bool) -> None:
 
     found = []
     table = Table("what", "beside", "µs", "baseline µs", "TB/s", "ratio", "95 %", "verdict", box=None)
-    for suite in suites or benchmarks.SUITES:
+    for suite in suites or SUITES:
         for each in benchmarks.run(suite):
             found.append(each)
             bandwidth = f"{each.terabytes_per_second:.3f}" if each.terabytes_per_second else ""
@@ -119,6 +204,6 @@ def main() -> None:
     """Runs the command; an error that has a reason is printed as one sentence."""
     try:
         command(prog_name="identity-conv")
-    except (ImportError, OSError, ValueError, TypeError, RuntimeError) as error:
+    except (ImportError, OSError, ValueError, RuntimeError) as error:
         click.echo(f"identity-conv: {error}", err=True)
         sys.exit(FAILED)

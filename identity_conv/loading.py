@@ -127,6 +127,16 @@ def _operators() -> set[str]:
     return set(torch._C._dispatch_get_all_op_names())
 
 
+def _is_defined(operator: str) -> bool:
+    """Whether the operator has a schema: a fake in Python may outlive the library that defined it."""
+    name, _, overload = operator.partition(".")
+    try:
+        torch._C._dispatch_find_schema_or_throw(name, overload)
+    except RuntimeError:
+        return False
+    return True
+
+
 def _bare(operator: str) -> str:
     return operator.split("::")[1].split(".")[0]
 
@@ -150,8 +160,7 @@ def _unload(rival: _Loaded, image: Image) -> None:
             "restart Python (in a notebook, the kernel)"
         )
     _ctypes.dlclose(rival.handle)
-    still = _operators() & rival.operators
-    if still or _is_mapped(rival.image.path):
+    if any(map(_is_defined, rival.operators)) or _is_mapped(rival.image.path):
         raise BuildError(
             f"{rival.image.path} can't be unloaded to load {image.path}: restart Python (in a notebook, the kernel)"
         )
@@ -166,7 +175,7 @@ def _refuse_registered(image: Image) -> None:
     touched = image.owned | image.extended
     for operator in sorted(_operators()):
         namespace = operator.split("::")[0]
-        if namespace in touched and image.defines(namespace, _bare(operator)):
+        if namespace in touched and image.defines(namespace, _bare(operator)) and _is_defined(operator):
             raise BuildError(
                 f"{image.path} registers the operator {operator}, which this process has from elsewhere: "
                 "give it another name or namespace, or restart Python without the other"

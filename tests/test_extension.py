@@ -1,0 +1,303 @@
+"""Extension with authors' own operators and classes: loaded once, replaced where they can be, never twice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+from support_build import run_python
+
+FIXTURES = Path(__file__).parent / "extensions"
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for all: each fixture compiles once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def run(script: str, cache: Path, *arguments: object):
+    """Runs a script in a process of its own: what goes wrong here ends a process."""
+    prologue = """
+        import shutil, sys, threading
+        from pathlib import Path
+        import torch
+        import _identity_conv_entry
+        from identity_conv import BuildError, Extension
+        fixtures, folder = Path(sys.argv[1]), Path(sys.argv[2])
+        def edited(name, *changes):
+            text = (fixtures / f"{name}.cpp").read_text()
+            for old, new in changes:
+                assert old in text
+                text = text.replace(old, new)
+            copy = folder / f"{name}.cpp"
+            copy.write_text(text)
+            return copy
+        def refused(call):
+            try:
+                call()
+            except BuildError as error:
+                print(error)
+            else:
+                raise SystemExit("not refused")
+        x = torch.arange(3.0)
+    """
+    code = textwrap.dedent(prologue) + textwrap.dedent(script)
+    work = cache / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(mode=0o700)
+    done = run_python("-c", code, FIXTURES, work, *map(str, arguments), IDENTITY_CONV_CACHE_DIR=cache)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_an_operator_with_optional_list_and_several_outputs(cache: Path) -> None:
+    run(
+        """
+        ext = Extension("test_scale", [fixtures / "scale.cpp"]).load()
+        assert ext.ops is torch.ops.test_scale
+        assert ext.library.name == "libtest_scale.so"
+        assert torch.equal(ext.ops.scale(x), 2 * x)
+        assert torch.equal(ext.ops.scale(x, x), 3 * x)
+        assert torch.equal(ext.ops.both(x)[1], x * x)
+        assert torch.equal(ext.ops.each([x, x])[1], 2 * x)
+        assert ext.explain().startswith("test_scale: built, ")
+        """,
+        cache,
+    )
+
+
+def test_the_wide_headers(cache: Path) -> None:
+    run(
+        """
+        ext = Extension("test_wide", [fixtures / "wide.cpp"]).load()
+        assert torch.equal(ext.ops.twice(x), 2 * x)
+        """,
+        cache,
+    )
+
+
+def test_a_class_with_a_tensor(cache: Path) -> None:
+    run(
+        """
+        ext = Extension("test_affine", [fixtures / "affine.cpp"]).load()
+        affine = ext.classes.Affine(weight=x, shift=1)
+        assert torch.equal(affine.forward(x), x * x + 1)
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.affine = affine
+            def forward(self, x):
+                return 2 * self.affine.forward(x)
+        program = torch.export.export(Model(), (x,))
+        assert "call_torchbind" in str(program.graph)
+        assert torch.equal(program.module()(x), 2 * (x * x + 1))
+        """,
+        cache,
+    )
+
+
+def test_changed_sources_take_the_place_of_the_loaded_library(cache: Path) -> None:
+    run(
+        """
+        first = Extension("test_scale", [fixtures / "scale.cpp"]).load()
+        compiled = torch.compile(lambda t: torch.ops.test_scale.scale(t), backend="eager")
+        with torch.no_grad():
+            assert torch.equal(torch.ops.test_scale.scale(x), 2 * x)
+        second = Extension("test_scale", [edited("scale", ("kFactor = 2.0", "kFactor = 5.0"))]).load()
+        assert second.library != first.library
+        assert torch.equal(torch.ops.test_scale.scale(x), 5 * x)
+        assert torch.equal(second.ops.each([x])[0], 5 * x)
+        third = Extension("test_scale", [fixtures / "scale.cpp"]).load()
+        assert torch.equal(torch.ops.test_scale.scale(x), 2 * x)
+        """,
+        cache,
+    )
+
+
+def test_the_new_code_runs_under_an_older_compiled_function(cache: Path) -> None:
+    run(
+        """
+        Extension("test_scale", [fixtures / "scale.cpp"]).load()
+        compiled = torch.compile(lambda t: torch.ops.test_scale.scale(t) + 1, backend="aot_eager")
+        torch.library.register_fake("test_scale::scale", lambda x, shift=None: torch.empty_like(x))
+        assert torch.equal(compiled(x), 2 * x + 1)
+        Extension("test_scale", [edited("scale", ("kFactor = 2.0", "kFactor = 5.0"))]).load()
+        assert torch.equal(compiled(x), 5 * x + 1)
+        """,
+        cache,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "keeps"),
+    [
+        ("affine", "at::Scalar(shift_)", "at::Scalar(shift_ + 1)", "a custom class"),
+        ("node", "y = at::clone(x)", "y = at::clone(at::clone(x))", "C++ autograd nodes"),
+    ],
+)
+def test_a_library_that_cannot_leave_says_so(cache: Path, name: str, old: str, new: str, keeps: str) -> None:
+    done = run(
+        """
+        name, *change = sys.argv[3:]
+        Extension(f"test_{name}", [fixtures / f"{name}.cpp"]).load()
+        refused(Extension(f"test_{name}", [edited(name, change)]).load)
+        """,
+        cache,
+        name,
+        old,
+        new,
+    )
+    assert f"which has {keeps}: restart Python (in a notebook, the kernel)" in done.stdout
+    assert done.stdout.count("\n") == 1
+
+
+def test_the_same_content_twice_is_harmless(cache: Path) -> None:
+    run(
+        """
+        first = Extension("test_scale", [fixtures / "scale.cpp"]).load()
+        again = Extension("test_scale", [fixtures / ".." / "extensions" / "scale.cpp"]).load()
+        moved = Extension("test_scale", [shutil.copy(fixtures / "scale.cpp", folder)]).load()
+        assert first.library == again.library == moved.library
+        from identity_conv import loading
+        copy = Path(shutil.copy(first.library, folder / "libcopy.so"))
+        assert loading.load(copy) == first.library
+        """,
+        cache,
+    )
+
+
+def test_a_second_registration_is_refused_by_name(cache: Path) -> None:
+    done = run(
+        """
+        Extension("test_scale", [fixtures / "scale.cpp"]).build()
+        torch.ops.load_library(str(Extension("test_scale", [fixtures / "scale.cpp"]).build()))  # behind our back
+        refused(Extension("test_scale", [edited("scale", ("kFactor = 2.0", "kFactor = 5.0"))]).load)
+        library = torch.library.Library("test_node", "DEF")
+        library.define("copy(Tensor x) -> Tensor")
+        refused(Extension("test_node", [fixtures / "node.cpp"]).load)
+        """,
+        cache,
+    )
+    assert "registers the operator test_scale::both" in done.stdout
+    assert "registers the operator test_node::copy" in done.stdout
+
+
+def test_threads_load_it_once(cache: Path) -> None:
+    run(
+        """
+        Extension("test_scale", [fixtures / "scale.cpp"]).build()
+        found = []
+        def load():
+            found.append(Extension("test_scale", [fixtures / "scale.cpp"]).load().library)
+        threads = [threading.Thread(target=load) for _ in range(8)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert len(found) == 8 and len(set(found)) == 1
+        assert torch.equal(torch.ops.test_scale.scale(x), 2 * x)
+        """,
+        cache,
+    )
+
+
+def test_what_changed_is_explained(cache: Path) -> None:
+    done = run(
+        """
+        Extension("test_scale", [fixtures / "scale.cpp"]).build()
+        changed = edited("scale", ("kFactor = 2.0", "kFactor = 7.0"))
+        print(Extension("test_scale", [changed], cflags=["-g"]).explain())
+        print(Extension("test_other", [changed]).explain())
+        """,
+        cache,
+    )
+    assert "test_scale: will be built, because\n  flags: " in done.stdout
+    assert "\n  source scale.cpp: " in done.stdout
+    assert "there is no finished build of test_other" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "sentence"),
+    [
+        ({"sources": []}, ValueError, "sources must be a list of files, got []"),
+        ({"sources": "a.cpp"}, ValueError, "sources must be a list of files, got 'a.cpp'"),
+        ({"sources": ["gone.cpp"]}, FileNotFoundError, "gone.cpp is not there"),
+        ({"name": "no-name"}, ValueError, "name must be an identifier, got 'no-name'"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, arguments, error: type[Exception], sentence: str) -> None:
+    from identity_conv import Extension
+
+    with pytest.raises(error) as caught:
+        Extension(**({"name": "tiny", "sources": [FIXTURES / "scale.cpp"]} | arguments))
+    assert sentence in str(caught.value)
+
+
+def test_two_sources_of_one_stem(tmp_path: Path) -> None:
+    from identity_conv import Extension
+
+    other = Path(shutil.copy(FIXTURES / "scale.cpp", tmp_path))
+    with pytest.raises(ValueError, match="two sources have the stem 'scale'"):
+        Extension("tiny", [FIXTURES / "scale.cpp", other])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+def test_what_another_user_could_have_written_is_refused(cache: Path) -> None:
+    done = run(
+        """
+        import os
+        library = Extension("test_scale", [fixtures / "scale.cpp"]).build()
+        for path in (library, library.parent):
+            os.chown(path, 12345, -1)
+            refused(Extension("test_scale", [fixtures / "scale.cpp"]).load)
+            os.chown(path, 0, -1)
+            path.chmod(0o777)
+            refused(Extension("test_scale", [fixtures / "scale.cpp"]).load)
+            path.chmod(0o700)
+        Extension("test_scale", [fixtures / "scale.cpp"]).load()
+        """,
+        cache,
+    )
+    assert done.stdout.count("belongs to user 12345") == 2
+    assert done.stdout.count("may be written by other users") == 2
+
+
+@pytest.mark.parametrize("damage", ["truncated", "one byte changed"])
+def test_a_damaged_library_is_built_anew(cache: Path, damage: str) -> None:
+    done = run(
+        """
+        library = Extension("test_scale", [fixtures / "scale.cpp"]).build()
+        data = bytearray(library.read_bytes())
+        if sys.argv[3] == "truncated":
+            data = data[: len(data) // 2]
+        else:
+            data[len(data) // 2] ^= 1
+        library.write_bytes(data)
+        assert torch.equal(Extension("test_scale", [fixtures / "scale.cpp"]).load().ops.scale(x), 2 * x)
+        """,
+        cache,
+        damage,
+    )
+    assert "isn't the file that was built: not used" in done.stderr
+    assert "compiling libtest_scale.so" in done.stderr
+
+
+def test_a_source_edited_while_it_is_compiled_is_compiled_again(cache: Path) -> None:
+    run(
+        """
+        import os
+        source = edited("scale", ("kFactor = 2.0", "kFactor = 3.0"))
+        compiler = folder / "g++"
+        # The first compilation ends with the source edited: once.
+        edit = f"[ -e {folder}/once ] || {{ touch {folder}/once; sed -i 's/kFactor = 3.0/kFactor = 4.0/' {source}; }}"
+        compiler.write_text(f'#!/bin/sh\\ncase "$*" in *" -c "*) g++ "$@" && {edit}; exit;; esac\\nexec g++ "$@"\\n')
+        compiler.chmod(0o755)
+        os.environ["CXX"] = str(compiler)
+        assert torch.equal(Extension("test_scale", [source]).load().ops.scale(x), 4 * x)
+        source.write_text(source.read_text().replace("4.0", "3.0"))
+        assert torch.equal(Extension("test_scale", [source]).load().ops.scale(x), 3 * x)
+        """,
+        cache,
+    )
