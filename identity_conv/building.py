@@ -279,7 +279,9 @@ def _environment(values: dict[str, str | None]) -> Iterator[None]:
 
 
 # As compilers, linkers and CUDA's tools say it: never in the commands that ninja repeats before.
-_FIRST_ERROR = re.compile(r"^.*(?:\b(?:error|fatal)\s*:|undefined reference to|cannot find -l).*$", re.MULTILINE)
+_FIRST_ERROR = re.compile(
+    r"^.*(?:\b(?:error|fatal)\s*:|undefined reference to|cannot find -l|: No space left on device).*$", re.MULTILINE
+)
 
 
 def _describe_failure(file_name: str, output: str, log: Path) -> str:
