@@ -70,10 +70,11 @@ def __dir__() -> list[str]:
 
 def _is_command() -> bool:
     """Whether this process is the command line, which decides itself when to build."""
-    started_as_module = any(
+    # While -m looks for its module, argv[0] is "-m": a script's own arguments don't count.
+    looking = sys.argv[:1] == ["-m"] and any(
         flag == "-m" and module == __name__ for flag, module in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
     )
-    return "_identity_conv_entry" in sys.modules or started_as_module
+    return "_identity_conv_entry" in sys.modules or looking
 
 
 if not _is_command():

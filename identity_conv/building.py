@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import sys
@@ -181,12 +182,17 @@ class Target:
                 f"{self.name} has CUDA sources and no nvcc was found: install the CUDA toolkit, set CUDA_HOME to it, "
                 "or hide the GPU (CUDA_VISIBLE_DEVICES='') for a build for the CPU alone"
             )
+        sources = self._sources(archs)
+        if not sources:
+            raise ToolchainError(
+                f"{self.name} has only CUDA sources, and {toolchain.why_no_cuda()}: "
+                f"set {settings.CUDA_ARCH_LIST.name}, or add a C++ source with kernels for the CPU"
+            )
         cxx = toolchain.compiler(for_cuda=bool(archs))
         ninja = toolchain.ninja_dir()
         if settings.CUDA_ARCH_LIST.value() and any(map(_is_cuda, self.sources)) and not archs:
             progress.say(f"{settings.CUDA_ARCH_LIST.name} is set and ignored: {toolchain.why_no_cuda()}")
         cache.start(folder, parts)
-        sources = self._sources(archs)
         log = folder / cache.LOG
         try:
             with progress.building(self.file_name, sources, folder, str(cxx), archs):
@@ -210,6 +216,8 @@ class Target:
     def _compile(
         self, folder: Path, sources: list[Path], cxx: toolchain.Compiler, ninja: Path, archs: str | None
     ) -> Path:
+        # Its note that a CUDA torch sees no GPU says nothing of this build.
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
         from torch.utils import cpp_extension
 
         environment = {

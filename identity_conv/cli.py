@@ -13,7 +13,7 @@ from .bench import SUITES
 #: The exit status of a command that failed with a reason.
 FAILED = 1
 
-_SETTINGS = "\n".join(f"  {each.name}  {each.meaning} (default: {each.default})" for each in settings.ALL)
+_SETTINGS = "\n".join(f"  {each.name}  \n      {each.meaning} (default: {each.default})" for each in settings.ALL)
 
 
 @click.group(
@@ -34,7 +34,8 @@ def command() -> None:
     show_default=True,
     help="Where the package goes; the name ends in .pt2.",
 )
-def demo(out: Path) -> None:
+@click.pass_context
+def demo(context: click.Context, out: Path) -> None:
     """Takes the worked example the whole road and compares at every step.
 
     \b
@@ -47,6 +48,8 @@ def demo(out: Path) -> None:
     """
     from . import demo as road
 
+    if out.suffix != ".pt2" or not out.absolute().parent.is_dir():
+        context.fail(f"--out must name a file that ends in .pt2, in a folder that is there, got {str(out)!r}")
     if not road.run(out):
         sys.exit(FAILED)
 

@@ -31,8 +31,7 @@ class Road:
         self.steps: list[Step] = []
 
     def take(self, name: str, work: Callable[[], Any], *, equal: Callable[[Any], bool] | None = None) -> Any:
-        if sys.stderr.isatty():
-            print(f"identity-conv: {name} ...", file=sys.stderr, flush=True)
+        print(f"identity-conv: {name} ...", file=sys.stderr, flush=True)
         start = time.monotonic()
         result = work()
         seconds = time.monotonic() - start
@@ -60,13 +59,13 @@ def run(out: Path) -> bool:
         program = road.take("export", lambda: package.export(model, (x,), dynamic_shapes=({0: batch},)))
     console.print(str(program.graph).strip(), markup=False, highlight=False, soft_wrap=True)
     road.take(f"compile to {out}", lambda: package.compile_package(program, out))
-    loaded = road.take("load the package in Python", lambda: package.load_package(out))
-    road.take("run the package in Python", lambda: loaded(x), equal=matches)
 
     from . import targets
 
     library = targets.operators().build()
-
+    road.take("build the runtime's Python binding", lambda: targets.binding().build())
+    loaded = road.take("load the package in Python", lambda: package.load_package(out))
+    road.take("run the package in Python", lambda: loaded(x), equal=matches)
     executable = road.take("build identity-conv-run", lambda: targets.program().build())
     road.take(
         "run it without Python",

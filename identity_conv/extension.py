@@ -11,6 +11,9 @@ from typing import Any
 from . import cache
 from .building import Target
 
+#: What a source's name may end in.
+SUFFIXES = (".cpp", ".cc", ".cxx", ".cu")
+
 
 class Extension:
     """A C++/CUDA library of PyTorch operators and classes, built once and loaded once.
@@ -21,7 +24,7 @@ class Extension:
 
     Args:
         name: the library is ``lib<name>.so``.
-        sources: C++ and CUDA files; stems must differ.
+        sources: C++ and CUDA files; two C++ files, or two CUDA files, may not share a stem.
         include_dirs: folders for ``#include``, beside each source's own and
             ``identity_conv``'s headers.
         cflags, cuda_cflags, ldflags: more flags for the C++ compiler, nvcc and the linker.
@@ -51,15 +54,22 @@ class Extension:
         cuda: bool | None = None,
         archs: Iterable[str] | None = None,
     ):
-        if not re.fullmatch(r"[A-Za-z]\w*", name):
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name):
             raise ValueError(f"Extension: name must be an identifier, got {name!r}")
         if isinstance(sources, str | os.PathLike) or not sources:
             raise ValueError(f"Extension {name!r}: sources must be a list of files, got {sources!r}")
+        for flags, given in (("cflags", cflags), ("cuda_cflags", cuda_cflags), ("ldflags", ldflags)):
+            if isinstance(given, str):
+                raise ValueError(f"Extension {name!r}: {flags} must be a list of flags, got {given!r}")
         files = [Path(source).absolute() for source in sources]
         objects = [(file.stem, file.suffix == ".cu") for file in files]
         for file, named in zip(files, objects, strict=True):
             if not file.is_file():
                 raise FileNotFoundError(f"Extension {name!r}: source {file} is not there")
+            if file.suffix not in SUFFIXES:
+                raise ValueError(f"Extension {name!r}: a source ends in {', '.join(SUFFIXES)}, got {file.name!r}")
+            if any(letter in "$\n" for letter in str(file)):
+                raise ValueError(f"Extension {name!r}: ninja can't read a path with $ or a new line: {str(file)!r}")
             if objects.count(named) > 1:
                 raise ValueError(
                     f"Extension {name!r}: two sources have the stem {file.stem!r}, by which objects are named"

@@ -72,7 +72,10 @@ def install(prefix: Path, files: Iterable[tuple[str, Path]]) -> list[Path]:
     record.unlink(missing_ok=True)
     for place, file in wanted:
         target = prefix / place
-        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BuildError(f"the prefix {prefix} can't be written ({error.strerror})") from error
         scratch = target.with_name(f".{target.name}.new")
         shutil.copy2(file, scratch)
         scratch.replace(target)

@@ -6,13 +6,23 @@ The C++ runtime (``src/runtime/contract.h``) reads it, tells its form, and check
 from __future__ import annotations
 
 import json
+import re
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    OutputKind,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
 
 RECORD = "extra/identity_conv/manifest.json"
 FORMAT = 1
@@ -23,7 +33,8 @@ def describe(program: ExportedProgram) -> dict[str, Any]:
 
     Raises:
         ValueError: an input is neither a tensor nor a constant, has a size that is no polynomial of the
-            dynamic dimensions, or a layout that is neither dense nor of fixed strides.
+            dynamic dimensions, or a layout that is neither dense nor of fixed strides; or the export assumed
+            of the sizes what can't be checked.
     """
     symbols: dict[str, Any] = {}
     inputs: list[dict[str, Any]] = []
@@ -41,7 +52,36 @@ def describe(program: ExportedProgram) -> dict[str, Any]:
                 f"compile_package: input {argument.name} is neither a tensor nor a constant of the export "
                 f"({type(argument).__name__}): give it as a tensor"
             )
-    return {"format": FORMAT, "symbols": symbols, "inputs": inputs, "constants": constants}
+    mutated = _mutated_inputs(program)
+    for described in inputs:
+        if described["name"] in mutated:
+            described["mutated"] = True
+    guards = [_describe_guard(guard, values, symbols, program) for guard in _guards(values)]
+    numbers = [
+        position
+        for position, spec in enumerate(_user_outputs(program))
+        if isinstance(spec.arg, SymIntArgument | SymFloatArgument | SymBoolArgument)
+    ]
+    return {
+        "format": FORMAT,
+        "symbols": symbols,
+        "inputs": inputs,
+        "constants": constants,
+        "guards": guards,
+        "number outputs": numbers,
+    }
+
+
+def _mutated_inputs(program: ExportedProgram) -> set[str]:
+    """The inputs that the model writes to; only a program without in-place operators says so itself."""
+    calls = (node.target for node in program.graph.nodes if node.op == "call_function")
+    if any(isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable for target in calls):
+        program = program.run_decompositions({})
+    return set(program.graph_signature.user_inputs_to_mutate.values())
+
+
+def _user_outputs(program: ExportedProgram) -> list[Any]:
+    return [spec for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
 
 
 def add(package: Path, manifest: dict[str, Any]) -> None:
@@ -114,3 +154,60 @@ def _dense_order(value: torch.Tensor) -> list[int] | None:
 
 def _hint(stride: Any) -> int:
     return stride if isinstance(stride, int) else stride.node.hint
+
+
+def _guards(values: Mapping[str, Any]) -> list[Any]:
+    """What the export assumed of the sizes beyond each one's range, as sympy's relations."""
+    for value in values.values():
+        environment = getattr(getattr(value, "fake_mode", None), "shape_env", None)
+        if environment is not None:
+            # In the symbols that are left: a size that equals another has become that one.
+            guards = [environment.replace(guard.expr) for guard in environment.guards]
+            return [guard for guard in guards if guard.free_symbols]
+    return []
+
+
+#: sympy's and torch's functions of sizes, and what contract.h calls them.
+_OPERATORS = {
+    "Add": "+", "Mul": "*", "FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%",
+    "Min": "min", "Max": "max", "And": "and", "Or": "or", "Not": "not",
+    "Equality": "==", "Unequality": "!=", "StrictLessThan": "<", "LessThan": "<=",
+}  # fmt: skip
+
+
+def _describe_guard(
+    guard: Any, values: Mapping[str, Any], symbols: dict[str, Any], program: ExportedProgram
+) -> dict[str, Any]:
+    places: dict[Any, str] = {}
+    for name, value in values.items():
+        for dimension, size in enumerate(getattr(value, "shape", ())):
+            if not isinstance(size, int):
+                places.setdefault(size.node.expr, f"{name}.size({dimension})")
+    text = str(guard)
+    for symbol in sorted(guard.free_symbols, key=lambda each: -len(str(each))):
+        if str(symbol) not in symbols:
+            bounds = program.range_constraints[symbol]
+            symbols[str(symbol)] = {"min": _finite(bounds.lower), "max": _finite(bounds.upper)}
+        text = re.sub(rf"\b{symbol}\b", places.get(symbol, str(symbol)), text)
+    return {"text": text, "test": _expression(guard)}
+
+
+def _expression(expression: Any) -> Any:
+    if expression.is_Integer:
+        return int(expression)
+    if expression.is_Symbol:
+        return str(expression)
+    name = type(expression).__name__
+    arguments = list(expression.args)
+    if name in ("StrictGreaterThan", "GreaterThan"):
+        return _expression(expression.reversed)
+    if name == "Pow" and arguments[1].is_Integer and arguments[1] > 0:
+        return (
+            ["*", *[_expression(arguments[0])] * int(arguments[1])] if arguments[1] > 1 else _expression(arguments[0])
+        )
+    if name in _OPERATORS:
+        return [_OPERATORS[name], *map(_expression, arguments)]
+    raise ValueError(
+        f"compile_package: the export assumed {expression} of its sizes, which can't be checked: "
+        "fix the dimension, or change the model so that it doesn't depend on it"
+    )

@@ -25,11 +25,12 @@ class IdentityConvCustomClass(nn.Module):
         input and output ``(N, channels, H, W)``, any dtype.
 
     Raises:
-        ValueError: `channels` is less than 1; in ``forward``, the input has another rank or other channels.
+        ValueError: `channels` is no int, or less than 1; in ``forward``, the input has another rank or other channels.
     """
 
     def __init__(self, channels: int):
         super().__init__()
+        _check_channels(channels)
         self.conv = torch.classes.my_ops.IdentityConvClass(channels=channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -62,6 +63,7 @@ class IdentityModel(nn.Module):
 
     def __init__(self, channels: int = 3):
         super().__init__()
+        _check_channels(channels)
         self.native1 = _identity_conv2d(channels)
         self.custom_class = IdentityConvCustomClass(channels)
         self.native2 = _identity_conv2d(channels)
@@ -69,6 +71,12 @@ class IdentityModel(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.custom_op(self.native2(self.custom_class(self.native1(x))))
+
+
+def _check_channels(channels: int) -> None:
+    """The layers' one argument, checked before torch says it in many lines."""
+    if isinstance(channels, bool) or not isinstance(channels, int) or not 1 <= channels < 2**31:
+        raise ValueError(f"channels must be an int from 1 to 2**31 - 1, got {channels!r}")
 
 
 def _identity_conv2d(channels: int) -> nn.Conv2d:

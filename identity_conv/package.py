@@ -125,6 +125,7 @@ class Package:
         manifest = json.loads(self._package.manifest or "{}")
         # By the position among the flattened arguments: the name, and what it was compiled in as.
         self._constants = {position: (name, value) for position, name, value in manifest.get("constants", [])}
+        self._numbers = manifest.get("number outputs", [])
         self._has_manifest = bool(manifest)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,14 +142,21 @@ class Package:
             kwargs = {name: kwargs[name] for name in expected}
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self._in_spec:
-            raise TypeError(
-                f"{self.path.name}: arguments must be structured as in the export, "
-                f"{_describe(self._in_spec)}, got {_describe(spec)}"
-            )
+            try:
+                # The same but for the order of a dict's keys.
+                leaves = self._in_spec.flatten_up_to((args, kwargs))
+            except ValueError:
+                raise TypeError(
+                    f"{self.path.name}: arguments must have the structure of the export, "
+                    f"{_describe(self._in_spec)}, got {_describe(spec)}"
+                ) from None
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if self._has_manifest and (self._constants or len(tensors) != len(leaves)):
             self._check_constants(leaves)
-        return pytree.tree_unflatten(self._package.run(*tensors), self._out_spec)
+        outputs = self._package.run(*tensors)
+        if self._numbers:
+            outputs = [value.item() if i in self._numbers else value for i, value in enumerate(outputs)]
+        return pytree.tree_unflatten(outputs, self._out_spec)
 
     def _check_constants(self, leaves: list[Any]) -> None:
         """Arguments that aren't tensors were compiled in: they must be what they were then."""
@@ -171,10 +179,14 @@ def _short(leaf: Any) -> str:
 
 
 def _describe(spec: pytree.TreeSpec) -> str:
-    args, kwargs = pytree.tree_unflatten(["*"] * spec.num_leaves, spec)
-    words = [str(arg).replace("'*'", "*") for arg in args]
-    words += [f"{name}={str(value).replace(chr(39) + '*' + chr(39), '*')}" for name, value in kwargs.items()]
-    return f"({', '.join(words)})"
+    """A call's structure as one would write it, each leaf a point: ``({'a': ., 'b': (.,)}, scale=.)``."""
+
+    class Leaf:
+        def __repr__(self) -> str:
+            return "."
+
+    args, kwargs = pytree.tree_unflatten([Leaf()] * spec.num_leaves, spec)
+    return f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
 
 
 def load_package(path: str | os.PathLike[str]) -> Package:

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from . import toolchain
@@ -28,7 +28,7 @@ def building(name: str, sources: list[Path], folder: Path, compiler: str, archs:
     start = time.monotonic()
     done = threading.Event()
     watcher = threading.Thread(target=_watch, args=(len(sources), folder, done), daemon=True)
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         watcher.start()
     try:
         yield
@@ -54,4 +54,5 @@ def _watch(units: int, folder: Path, done: threading.Event) -> None:
 
 def say(text: str) -> None:
     """Prints a note of this package on stderr."""
-    print(f"identity_conv: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # a note must not end what it is about
+        print(f"identity_conv: {text}", file=sys.stderr, flush=True)

@@ -25,7 +25,7 @@ CACHE_DIR = Setting(
     "IDENTITY_CONV_CACHE_DIR",
     "folder",
     "~/.cache/identity_conv",
-    "where builds live (XDG_CACHE_HOME is honoured)",
+    "where builds live",
 )
 PREFIX = Setting(
     "IDENTITY_CONV_PREFIX",
@@ -39,19 +39,27 @@ CUDA_ARCH_LIST = Setting(
     "the GPUs of this machine",
     "CUDA architectures to compile for, as torch reads it; with a CUDA torch it brings CUDA in without a GPU",
 )
-MAX_JOBS = Setting("MAX_JOBS", "int", "the number of cores", "compilers that run at once")
-CUDA_HOME = Setting("CUDA_HOME", "folder", "found by torch", "the CUDA toolkit")
+MAX_JOBS = Setting("MAX_JOBS", "number", "by cores and memory", "compilers that run at once")
+CUDA_HOME = Setting("CUDA_HOME", "folder", "around nvcc on PATH, else /usr/local/cuda", "the CUDA toolkit")
 CXX = Setting("CXX", "program", "c++, else g++", "the C++ compiler")
 CC = Setting("CC", "program", "the C++ compiler", "the host compiler that nvcc is given")
 
-ALL = (CACHE_DIR, PREFIX, CUDA_ARCH_LIST, MAX_JOBS, CUDA_HOME, CXX, CC)
+XDG_CACHE_HOME = Setting("XDG_CACHE_HOME", "folder", "~/.cache", "where the default cache lies")
+CHECK_INPUTS = Setting(
+    "AOTI_RUNTIME_CHECK_INPUTS",
+    "0 or 1",
+    "1 for a package without a manifest",
+    "torch's own checks of a package's inputs, beside the manifest's",
+)
+
+ALL = (CACHE_DIR, PREFIX, CUDA_ARCH_LIST, MAX_JOBS, CUDA_HOME, CXX, CC, XDG_CACHE_HOME, CHECK_INPUTS)
 
 
 def cache_dir() -> Path:
     """The folder that holds builds; it need not exist yet."""
     if chosen := CACHE_DIR.value():
         return Path(chosen).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    base = XDG_CACHE_HOME.value() or XDG_CACHE_HOME.default
     return Path(base).expanduser().absolute() / "identity_conv"
 
 

@@ -298,6 +298,8 @@ def _remembered(program: str, ask) -> str:
         known = json.loads(record.read_text())
     except (OSError, ValueError):
         known = {}
+    if not isinstance(known, dict):
+        known = {}
     if identity not in known:
         known[identity] = ask(program)
         try:

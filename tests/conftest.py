@@ -29,6 +29,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_report_header(config: pytest.Config) -> str:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: tests marked gpu are left out"
+    return f"torch {torch.__version__}, GPU {gpu}"
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     return request.param

@@ -331,6 +331,13 @@ class TestRefusal:
         with pytest.raises(BuildError, match=f"{folder} can't be written.*set IDENTITY_CONV_CACHE_DIR"):
             Extension("tiny", [source]).build()
 
+    def test_cuda_sources_alone_where_there_is_no_cuda(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+        monkeypatch.setattr(torch.version, "cuda", None)
+        (tmp_path / "kernel.cu").write_text("")
+        with pytest.raises(ToolchainError, match=r"has only CUDA sources, and torch .* is built without CUDA"):
+            Extension("tiny", [tmp_path / "kernel.cu"]).build()
+
     def test_a_source_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"Extension 'tiny': source .*gone\.cpp is not there"):
             Extension("tiny", [tmp_path / "gone.cpp"])

@@ -50,14 +50,6 @@ def test_a_program_with_a_class_is_saved_and_loaded(device: str) -> None:
     torch.testing.assert_close(loaded.module()(x), x, rtol=0, atol=4e-3 if device == "cuda" else 0)
 
 
-def test_tracing_leaves_the_object_alone() -> None:
-    model = identity_conv.IdentityModel()
-    before = model.custom_class.conv
-    identity_conv.export(model, (torch.randn(2, 3, 4, 4),))
-    assert model.custom_class.conv is before
-    assert before.channels == 3
-
-
 def test_keyword_and_nested_arguments() -> None:
     class Nested(torch.nn.Module):
         def __init__(self) -> None:

@@ -100,6 +100,27 @@ def test_a_class_with_a_tensor(cache: Path) -> None:
     )
 
 
+def test_tracing_leaves_the_real_object_alone(cache: Path) -> None:
+    run(
+        """
+        ext = Extension("test_affine", [fixtures / "affine.cpp"]).load()
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.affine = ext.classes.Affine(weight=x, shift=1)
+            def forward(self, x):
+                self.affine.move(5)
+                return self.affine.forward(x)
+        model = Model()
+        torch.export.export(model, (x,))
+        assert dict(model.affine.__obj_flatten__())["shift"] == 1
+        assert torch.equal(model(x), x * x + 6)
+        assert dict(model.affine.__obj_flatten__())["shift"] == 6
+        """,
+        cache,
+    )
+
+
 def test_changed_sources_take_the_place_of_the_loaded_library(cache: Path) -> None:
     run(
         """

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import glob
 import json
 import os
 import pickle
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
@@ -79,12 +76,20 @@ def test_nested_and_keyword_arguments(nested: identity_conv.Package) -> None:
     ("args", "kwargs"),
     [
         ((torch.zeros(2, 3, 4, 4),), {"scale": torch.tensor(1.0)}),
+        (([torch.zeros(2, 3, 4, 4)],), {"scale": torch.tensor(1.0)}),
         (({"a": torch.zeros(2, 3, 4, 4)},), {"scale": torch.tensor(1.0)}),
         (({"a": torch.zeros(2, 3, 4, 4), "b": (torch.zeros(2, 3, 4, 4),)},), {}),
         (({"a": torch.zeros(2, 3, 4, 4), "b": (torch.zeros(2, 3, 4, 4),)},), {"scal": torch.tensor(1.0)}),
         (({"a": torch.zeros(2, 3, 4, 4), "b": ("x",)},), {"scale": torch.tensor(1.0)}),
     ],
-    ids=["a tensor for a dict", "missing key", "missing keyword", "wrong keyword", "a string for a tensor"],
+    ids=[
+        "a tensor for a dict",
+        "a list for a dict",
+        "missing key",
+        "missing keyword",
+        "wrong keyword",
+        "a string for a tensor",
+    ],
 )
 def test_other_structures_are_refused(nested: identity_conv.Package, args, kwargs) -> None:
     with pytest.raises(TypeError, match=r"nested\.pt2: ") as caught:
@@ -206,17 +211,22 @@ def test_an_argument_that_is_no_tensor_is_refused(packages: dict[str, Path], arg
         identity_conv.load_package(packages["cpu"])(argument)
 
 
-def test_nothing_is_left_behind(packages: dict[str, Path]) -> None:
-    folders = os.path.join(tempfile.gettempdir(), "aotinductor_*")
-    before = set(glob.glob(folders))
-    for _ in range(3):
-        package = identity_conv.load_package(packages["cpu"])
-        package(torch.randn(2, 3, 8, 8))
-        with pytest.raises(RuntimeError):
-            package(torch.randn(2, 4, 8, 8))
-        del package
-    gc.collect()
-    assert set(glob.glob(folders)) <= before
+def test_nothing_is_left_behind(packages: dict[str, Path], tmp_path: Path) -> None:
+    code = (
+        "import os, sys, torch, identity_conv\n"
+        "for _ in range(3):\n"
+        "    package = identity_conv.load_package(sys.argv[1])\n"
+        "    assert os.listdir(os.environ['TMPDIR'])\n"
+        "    package(torch.randn(2, 3, 8, 8))\n"
+        "    try: package(torch.randn(2, 4, 8, 8))\n"
+        "    except RuntimeError: pass\n"
+        "    del package\n"
+        "    assert not os.listdir(os.environ['TMPDIR'])\n"
+        "package = identity_conv.load_package(sys.argv[1])"
+    )
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code, packages["cpu"]], env=environment, check=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def _broken(tmp_path: Path, good: Path) -> dict[str, tuple[Path, str]]:
@@ -332,3 +342,85 @@ def test_a_forged_manifest_is_refused(packages: dict[str, Path], tmp_path: Path,
     with pytest.raises(RuntimeError, match=sentence) as caught:
         identity_conv.load_package(_with_manifest(packages["cpu"], tmp_path / "model.pt2", change))
     assert "\n" not in str(caught.value)
+
+
+def test_the_order_of_a_dicts_keys_does_not_matter(nested: identity_conv.Package) -> None:
+    a, b = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4)
+    torch.testing.assert_close(nested({"b": (b,), "a": a}, scale=torch.tensor(2.0))["sum"], a + b)
+
+
+def _package(model: torch.nn.Module, args: tuple, path: Path, **options) -> identity_conv.Package:
+    program = identity_conv.export(model, args, **options)
+    return identity_conv.load_package(identity_conv.compile_package(program, path / "model.pt2"))
+
+
+def test_what_the_export_assumed_of_sizes_is_checked(tmp_path: Path) -> None:
+    class Pairs(torch.nn.Module):
+        def forward(self, x, y):
+            z = identity_conv.identity_conv(x).view(-1, 2).sum(1)
+            return z * 2 if x.shape[0] > y.shape[0] + 3 else z
+
+    package = _package(
+        Pairs(), (torch.randn(8), torch.randn(2)), tmp_path, dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO})
+    )
+    x = torch.randn(10)
+    torch.testing.assert_close(package(x, torch.randn(3)), x.view(-1, 2).sum(1) * 2)
+    for n, m, sentence in [(9, 2, r"x.size(0) % 2|Mod(x.size(0), 2)"), (10, 9, "y.size(0) + 3")]:
+        with pytest.raises(RuntimeError, match="the inputs' sizes must satisfy") as caught:
+            package(torch.randn(n), torch.randn(m))
+        assert any(part in str(caught.value) for part in sentence.split("|"))
+
+
+def test_an_input_that_the_model_changes_is_changed_or_refused(tmp_path: Path) -> None:
+    class Change(torch.nn.Module):
+        def forward(self, x):
+            x.add_(1)
+            return identity_conv.identity_conv(x)
+
+    package = _package(Change(), (torch.zeros(4, 6),), tmp_path)
+    x = torch.zeros(4, 6)
+    assert torch.equal(package(x), torch.ones(4, 6))
+    assert torch.equal(x, torch.ones(4, 6))
+    for other in (torch.zeros(6, 4).t(), torch.zeros(4, 6, requires_grad=True)):
+        with pytest.raises(RuntimeError, match=r"input (x|0): .*write"):
+            package(other)
+
+
+def test_numbers_come_back_as_numbers(tmp_path: Path) -> None:
+    class Sizes(torch.nn.Module):
+        def forward(self, x):
+            return identity_conv.identity_conv(x), x.shape[0], None, 5
+
+    package = _package(Sizes(), (torch.zeros(4, 6),), tmp_path, dynamic_shapes=({0: Dim("n", max=9)},))
+    y, n, none, five = package(torch.ones(7, 6))
+    assert y.shape == (7, 6)
+    assert (n, none, five) == (7, None, 5)
+    assert type(n) is int
+
+
+@pytest.mark.parametrize("kind", ["functional", "zero tensor", "storage taken", "nested"])
+def test_a_tensor_without_memory_of_its_own_is_refused(packages: dict[str, Path], kind: str) -> None:
+    package = identity_conv.load_package(packages["cpu"])
+    x = torch.randn(2, 3, 8, 8)
+    if kind == "functional":
+        with pytest.raises(RuntimeError, match="input 0: must be a plain tensor"):
+            torch.func.functionalize(package)(x)
+        return
+    if kind == "zero tensor":
+        x = torch._efficientzerotensor((2, 3, 8, 8))
+    elif kind == "storage taken":
+        x.untyped_storage().resize_(0)
+    else:
+        x = torch.nested.nested_tensor([x, x])
+    with pytest.raises(RuntimeError, match="input 0: must be a"):
+        package(x)
+
+
+def test_a_record_that_leads_out_of_the_archive_is_refused(packages: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_bytes(packages["cpu"].read_bytes())
+    with zipfile.ZipFile(path, "a") as archive:
+        folder = archive.namelist()[0].split("/")[0]
+        archive.writestr(f"{folder}/data/aotinductor/model/../../../../escaped.json", "{}")
+    with pytest.raises(RuntimeError, match="leads out of the archive"):
+        identity_conv.load_package(path)

@@ -187,8 +187,10 @@ const auto& op_handle() {
 
 struct IdentityConvBackward : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
-    if (!grads[0].defined()) return {Tensor()};
-    return {identity_conv_op(grads[0])};
+    const Tensor& grad = grads[0];
+    if (!grad.defined()) return {Tensor()};
+    // A gradient may be sparse where x never is, as an embedding's.
+    return {grad.layout() == at::kStrided ? identity_conv_op(grad) : at::clone(grad)};
   }
   std::string name() const override { return "IdentityConvBackward"; }
 };

@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "error_text.h"
@@ -116,6 +117,13 @@ std::string describe_other_archive(const std::vector<std::string>& records) {
   return "is a torch archive without a compiled model";
 }
 
+// torch's loader writes each record to the path it is named by.
+bool leads_outside(const std::string& record) {
+  const std::filesystem::path path(record);
+  return path.is_absolute() ||
+         std::any_of(path.begin(), path.end(), [](auto& part) { return part == ".."; });
+}
+
 }  // namespace
 
 PackageArchive::PackageArchive(const std::string& path)
@@ -124,6 +132,11 @@ PackageArchive::PackageArchive(const std::string& path)
   if (models.empty()) refuse(path_, describe_other_archive(records_));
   if (std::find(models.begin(), models.end(), "model") == models.end()) {
     refuse(path_, "holds no compiled model named \"model\", but \"" + models.front() + "\"");
+  }
+  for (const std::string& record : records_) {
+    if (leads_outside(record)) {
+      refuse(path_, "is corrupted: its record " + one_line(record) + " leads out of the archive");
+    }
   }
   check_headers();
 }

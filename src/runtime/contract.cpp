@@ -4,6 +4,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <stdexcept>
 
@@ -40,10 +41,46 @@ std::vector<int64_t> read_ints(const Json* json) {
   return ints;
 }
 
+// Sizes multiply: a product of three can leave 64 bits, and none can leave 128 unseen.
+using Wide = __int128;
+
+[[noreturn]] void refuse_overflow() {
+  throw PackageError(PackageError::Kind::kInput, "the inputs' sizes are too large to be checked");
+}
+
+Wide add(Wide a, Wide b) {
+  Wide sum;
+  if (__builtin_add_overflow(a, b, &sum)) refuse_overflow();
+  return sum;
+}
+
+Wide multiply(Wide a, Wide b) {
+  Wide product;
+  if (__builtin_mul_overflow(a, b, &product)) refuse_overflow();
+  return product;
+}
+
+// Division and remainder as Python has them: towards minus infinity.
+Wide floor_divide(Wide a, Wide b) {
+  if (b == 0) refuse_overflow();
+  const Wide quotient = a / b;
+  return quotient - ((a % b != 0) && ((a < 0) != (b < 0)));
+}
+
+bool is_one_of(const std::string& word, std::initializer_list<const char*> words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
 std::string range_text(int64_t min, int64_t max) {
   return max == std::numeric_limits<int64_t>::max()
              ? "at least " + std::to_string(min)
              : std::to_string(min) + " to " + std::to_string(max);
+}
+
+// "2 * n + 1" for a size that is linear in one unknown.
+std::string linear_text(int64_t factor, Wide known) {
+  const std::string product = factor == 1 ? "n" : std::to_string(factor) + " * n";
+  return known == 0 ? product : product + " + " + std::to_string(static_cast<int64_t>(known));
 }
 
 }  // namespace
@@ -55,27 +92,53 @@ class Contract::Binding {
       : contract_(contract), values_(contract.symbols_.size()), givers_(values_.size()) {}
 
   // The value of `size`, or none while a symbol of it has no value.
-  std::optional<int64_t> value(const Size& size) const {
-    int64_t sum = 0;
+  std::optional<Wide> value(const Size& size) const {
+    Wide sum = 0;
     for (const Term& term : size) {
-      int64_t product = term.factor;
+      Wide product = term.factor;
       for (std::size_t symbol : term.symbols) {
         if (!values_[symbol]) return std::nullopt;
-        product *= *values_[symbol];
+        product = multiply(product, *values_[symbol]);
       }
-      sum += product;
+      sum = add(sum, product);
     }
     return sum;
+  }
+
+  // The value of a guard's test, or of a part of it; a truth is 1 or 0.
+  Wide value(const Json& test) const {
+    if (const auto* number = test.as<int64_t>()) return *number;
+    if (const auto* name = test.as<std::string>()) return *values_[contract_.symbol_index(*name)];
+    const Json::Array& parts = test.elements();
+    const std::string& op = *parts[0].as<std::string>();
+    Wide result = value(parts[1]);
+    if (op == "not") return result == 0;
+    for (std::size_t i = 2; i < parts.size(); ++i) {
+      const Wide next = value(parts[i]);
+      if (op == "+") result = add(result, next);
+      if (op == "*") result = multiply(result, next);
+      if (op == "//") result = floor_divide(result, next);
+      if (op == "%") result = add(result, -multiply(floor_divide(result, next), next));
+      if (op == "min") result = std::min(result, next);
+      if (op == "max") result = std::max(result, next);
+      if (op == "and") result = result != 0 && next != 0;
+      if (op == "or") result = result != 0 || next != 0;
+      if (op == "==") return result == next;
+      if (op == "!=") return result != next;
+      if (op == "<") return result < next;
+      if (op == "<=") return result <= next;
+    }
+    return result;
   }
 
   // Gives the one unknown symbol of a size that is linear in it the value that `got` implies. False
   // where there is no such symbol.
   bool solve(const Size& size, int64_t got, const std::string& input, std::size_t dimension) {
     const Term* unknown = nullptr;
-    int64_t known = 0;
+    Wide known = 0;
     for (const Term& term : size) {
-      if (const auto value = this->value({term})) {
-        known += *value;
+      if (const auto value = this->value(Size{term})) {
+        known = add(known, *value);
       } else if (unknown || term.symbols.size() != 1) {
         return false;
       } else {
@@ -85,18 +148,16 @@ class Contract::Binding {
     if (!unknown) return false;
     const std::size_t index = unknown->symbols[0];
     const Symbol& symbol = contract_.symbols_[index];
-    const int64_t value = (got - known) / unknown->factor;
+    const Wide value = (got - known) / unknown->factor;
     const bool fits = value * unknown->factor == got - known;
     if (!fits || value < symbol.min || value > symbol.max) {
       const std::string range = range_text(symbol.min, symbol.max);
       const bool plain = unknown->factor == 1 && size.size() == 1;
       refuse(input, "size of dimension " + std::to_string(dimension) + " must be " +
-                        (plain ? range
-                               : std::to_string(unknown->factor) + " * n + " +
-                                     std::to_string(known) + " with n " + range) +
+                        (plain ? range : linear_text(unknown->factor, known) + " with n " + range) +
                         ", got " + std::to_string(got));
     }
-    values_[index] = value;
+    values_[index] = static_cast<int64_t>(value);
     givers_[index] = "dimension " + std::to_string(dimension) + " of " + input;
     return true;
   }
@@ -127,6 +188,9 @@ Contract::Contract(const Json& manifest) {
       symbol.min = min->as<int64_t>() ? *min->as<int64_t>() : 0;
     if (const Json* max = range.find("max"); max && max->as<int64_t>())
       symbol.max = *max->as<int64_t>();
+    if (symbol.min > symbol.max) {
+      throw std::invalid_argument("not a manifest: symbol " + name + " has an empty range");
+    }
     symbols_.push_back(symbol);
   }
   for (const Json& json : inputs->elements()) {
@@ -145,8 +209,42 @@ Contract::Contract(const Json& manifest) {
     for (std::size_t d = 0; d < sorted.size(); ++d) fits &= sorted[d] == static_cast<int64_t>(d);
     if (!fits)
       throw std::invalid_argument("not a manifest: input " + input.name + " has no layout");
+    const Json* mutated = json.find("mutated");
+    input.mutated = mutated && mutated->as<bool>() && *mutated->as<bool>();
     inputs_.push_back(std::move(input));
   }
+  if (const Json* guards = manifest.find("guards")) {
+    for (const Json& guard : guards->elements()) {
+      const Json* test = guard.find("test");
+      if (!test) throw std::invalid_argument("not a manifest: a guard has no test");
+      check_test(*test);
+      guards_.push_back({guard.text("text"), *test});
+    }
+  }
+}
+
+void Contract::check_test(const Json& test) const {
+  if (test.as<int64_t>()) return;
+  if (const auto* name = test.as<std::string>()) {
+    const std::size_t symbol = symbol_index(*name);
+    // A guard is tested when the sizes have given every symbol its value.
+    for (const Input& input : inputs_) {
+      for (const Size& size : input.sizes) {
+        for (const Term& term : size) {
+          if (std::count(term.symbols.begin(), term.symbols.end(), symbol)) return;
+        }
+      }
+    }
+    throw std::invalid_argument("not a manifest: a guard is about " + *name +
+                                ", which no size has");
+  }
+  const Json::Array& parts = test.elements();
+  const std::string* op = parts.size() >= 2 ? parts[0].as<std::string>() : nullptr;
+  if (!op || !is_one_of(*op, {"+", "*", "//", "%", "min", "max", "and", "or", "not",
+                              "==", "!=", "<", "<="})) {
+    throw std::invalid_argument("not a manifest: a guard's test can't be read");
+  }
+  for (std::size_t i = 1; i < parts.size(); ++i) check_test(parts[i]);
 }
 
 std::size_t Contract::symbol_index(const std::string& name) const {
@@ -160,6 +258,7 @@ Contract::Size Contract::read_size(const Json& json) const {
   if (const auto* exact = json.as<int64_t>()) return {{*exact, {}}};
   if (const auto* symbol = json.as<std::string>()) return {{1, {symbol_index(*symbol)}}};
   Size size;
+  if (!json.as<Json::Array>()) throw std::invalid_argument("not a manifest: a size is no size");
   for (const Json& pair : json.elements()) {
     const Json::Array& parts = pair.elements();
     const int64_t* factor = parts.size() == 2 ? parts[0].as<int64_t>() : nullptr;
@@ -208,12 +307,19 @@ void Contract::fit(std::vector<at::Tensor>& inputs, c10::Device device) const {
       if (!wanted || *wanted != inputs[i].size(d)) {
         refuse(inputs_[i].name,
                "size of dimension " + std::to_string(d) + " must be " +
-                   (wanted ? std::to_string(*wanted) + binding.origin(size) : "of a known form") +
+                   (wanted ? std::to_string(static_cast<int64_t>(*wanted)) + binding.origin(size)
+                           : "of a known form") +
                    ", got " + std::to_string(inputs[i].size(d)));
       }
     }
-    inputs[i] = laid_out(inputs[i], inputs_[i]);
   }
+  for (const Guard& guard : guards_) {
+    if (binding.value(guard.test) == 0) {
+      throw PackageError(PackageError::Kind::kInput, "the inputs' sizes must satisfy " +
+                                                         guard.text + ", which the export assumed");
+    }
+  }
+  for (std::size_t i = 0; i < inputs_.size(); ++i) inputs[i] = laid_out(inputs[i], inputs_[i]);
 }
 
 at::Tensor Contract::laid_out(const at::Tensor& tensor, const Input& input) const {
@@ -232,6 +338,10 @@ at::Tensor Contract::laid_out(const at::Tensor& tensor, const Input& input) cons
     fits &= sizes[d] <= 1 || tensor.stride(d) == wanted[d];
   }
   if (fits || tensor.numel() == 0) return tensor;
+  if (input.mutated) {
+    refuse(input.name, "strides must be " + c10::str(at::IntArrayRef(wanted)) + ", got " +
+                           c10::str(tensor.strides()) + " (the model writes to it)");
+  }
   if (!input.strides.empty()) {
     refuse(input.name, "strides must be " + c10::str(at::IntArrayRef(input.strides)) + ", got " +
                            c10::str(tensor.strides()) +

@@ -8,6 +8,12 @@
 // (here 2 * s1 + 1). "order" lists the dimensions from outermost to innermost of the dense layout
 // that the code was compiled for; "strides" stands in its place where the example wasn't dense.
 
+//
+//   "guards":  [{"text": "x.size(0) % 2 == 0", "test": ["==", ["%", "s0", 2], 0]}]
+//
+// What else the exported program assumed of the sizes: an operator and its arguments, each a
+// number, a symbol or such a list. "mutated" in an input says that the model writes to it.
+
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,8 +35,12 @@ class Contract {
 
   std::size_t num_inputs() const { return inputs_.size(); }
 
+  // Whether the model writes to the input; it must then be given as it is.
+  bool mutates(std::size_t input) const { return inputs_[input].mutated; }
+
   // Checks dense tensors and gives each the strides that the code was compiled for: one that is
-  // laid out otherwise is copied. Throws PackageError of kind kInput with one sentence.
+  // laid out otherwise is copied, or refused where the model writes to it. Throws PackageError of
+  // kind kInput with one sentence.
   void fit(std::vector<at::Tensor>& inputs, c10::Device device) const;
 
  private:
@@ -50,15 +60,22 @@ class Contract {
     std::vector<Size> sizes;
     std::vector<int64_t> order;
     std::vector<int64_t> strides;
+    bool mutated = false;
+  };
+  struct Guard {
+    std::string text;
+    Json test;
   };
   class Binding;
 
   Size read_size(const Json& json) const;
+  void check_test(const Json& test) const;
   std::size_t symbol_index(const std::string& name) const;
   at::Tensor laid_out(const at::Tensor& tensor, const Input& input) const;
 
   std::vector<Symbol> symbols_;
   std::vector<Input> inputs_;
+  std::vector<Guard> guards_;
 };
 
 }  // namespace identity_conv

@@ -120,17 +120,35 @@ std::unique_ptr<CompiledModel> load_model(const std::string& path, PackageOption
   }
 }
 
+// Whether every element of a strided tensor lies in memory that its storage has.
+bool lies_in_storage(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return true;
+  int64_t last = tensor.storage_offset();
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  const c10::Storage& storage = tensor.storage();
+  return storage.data() != nullptr &&
+         static_cast<size_t>(last + 1) * tensor.itemsize() <= storage.nbytes();
+}
+
 // The compiled code reads an input's memory through its data pointer, sizes and strides alone.
-at::Tensor readable_input(at::Tensor input, std::size_t index) {
+at::Tensor readable_input(at::Tensor input, std::size_t index, bool mutated) {
   const auto refuse = [&](const std::string& what) {
     throw PackageError(Kind::kInput, "input " + std::to_string(index) + ": " + what);
   };
   if (!input.defined()) refuse("must be a tensor, got an undefined one");
-  if (input.layout() != c10::kStrided) {
+  if (input.layout() != c10::kStrided || input.is_nested()) {
     refuse(std::string("must be a dense (strided) tensor, got ") + layout_name(input));
   }
-  if (!input.has_storage() || input.unsafeGetTensorImpl()->is_python_dispatch()) {
-    refuse("must be a plain tensor, got a subclass or wrapper whose data is elsewhere");
+  if (!input.has_storage() || input.unsafeGetTensorImpl()->is_python_dispatch() ||
+      !lies_in_storage(input)) {
+    refuse(
+        "must be a plain tensor, got one whose data is elsewhere (a subclass, a wrapper, or one "
+        "whose storage was taken)");
+  }
+  if (mutated && (input.requires_grad() || input.is_conj() || input.is_neg())) {
+    refuse(
+        "must be a tensor that the model can write to, got one that requires grad, or a conj or "
+        "neg view");
   }
   if (input.requires_grad()) input = input.detach();
   if (input.is_conj()) input = input.resolve_conj();
@@ -184,7 +202,8 @@ std::vector<at::Tensor> Package::run(std::vector<at::Tensor> inputs) {
                                          std::to_string(inputs.size()));
   }
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    inputs[i] = readable_input(std::move(inputs[i]), i);
+    const bool mutated = loaded_->contract && loaded_->contract->mutates(i);
+    inputs[i] = readable_input(std::move(inputs[i]), i, mutated);
   }
   // The model's work goes to the current stream of the current device.
   const c10::DeviceGuard guard(loaded_->device);

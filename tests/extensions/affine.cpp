@@ -12,6 +12,7 @@ struct Affine : torch::CustomClassHolder {
   at::Tensor forward(const at::Tensor& x) {
     return at::add(at::mul(x, weight_), at::Scalar(shift_));
   }
+  void move(int64_t by) { shift_ += by; }
   std::tuple<std::tuple<std::string, at::Tensor>, std::tuple<std::string, int64_t>> flatten() {
     return {{"weight", weight_}, {"shift", shift_}};
   }
@@ -25,6 +26,7 @@ TORCH_LIBRARY(test_affine, m) {
   m.class_<Affine>("Affine")
       .def(torch::init<at::Tensor, int64_t>(), "", {torch::arg("weight"), torch::arg("shift")})
       .def("forward", &Affine::forward, "", {torch::arg("x")})
+      .def("move", &Affine::move, "", {torch::arg("by")})
       .def("__obj_flatten__", &Affine::flatten)
       .def_pickle(
           [](const c10::intrusive_ptr<Affine>& self) {
