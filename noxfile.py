@@ -45,7 +45,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def cpp(session: nox.Session) -> None:
     """The build without Python, and the C++ tests."""
-    session.install(f"torch=={TORCH[0]}", "numpy", "cmake>=3.18", "ninja")
+    session.install(f"torch=={TORCH[0]}", "numpy", "cmake>=3.21", "ninja")
     printed = session.run("python", "-c", "import torch; print(torch.utils.cmake_prefix_path)", silent=True)
     build = Path(session.create_tmp()) / "cpp"
     shutil.rmtree(build, ignore_errors=True)

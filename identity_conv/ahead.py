@@ -27,8 +27,10 @@ def build(prefix: Path | None, extensions: Iterable[str] = ()) -> list[Path]:
     """
     wanted = [targets.operators(), targets.binding(), targets.program()]
     wanted += [find_extension(name)._target for name in extensions]
-    files = [(target.kind, target.build(use_prefix=False)) for target in wanted]
-    return installation.install(prefix.absolute(), files) if prefix else [path for _, path in files]
+    built = [
+        installation.Built(target.kind, target.build(use_prefix=False), target.sources_digest()) for target in wanted
+    ]
+    return installation.install(prefix.absolute(), built) if prefix else [file.path for file in built]
 
 
 def find_extension(name: str) -> Extension:

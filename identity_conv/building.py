@@ -116,7 +116,7 @@ class Target:
         toolchain.check_torch()
         prefix = settings.prefix()
         if use_prefix and prefix:
-            if found := installation.find(prefix, self.file_name, self.kind):
+            if found := installation.find(prefix, self.file_name, self.kind, self.sources_digest()):
                 return found
             if self.bundled:
                 raise installation.lacks(prefix, self.file_name)
@@ -133,6 +133,14 @@ class Target:
                 if (now := self.parts()) == parts:
                     return cache.finish(folder, built.name)
                 parts, folder = now, cache.folder_of(self.name, now)
+
+    def sources_digest(self) -> str:
+        """A digest of the sources, CUDA's too whether or not they join here, and of the flags.
+
+        It is what a prefix is asked about: built on a machine with compilers and a GPU, used on one without.
+        """
+        flags = " ".join([*self.cflags, *self.cuda_cflags, *self.ldflags])
+        return cache.digest({"flags": flags, **self._contents(archs="any")})
 
     def find(self, parts: dict[str, str]) -> Path | None:
         """The finished build from `parts`, or None."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import __version__, cache, settings, toolchain
@@ -23,11 +24,21 @@ RECORD = Path("lib") / "identity_conv" / "prefix.json"
 _FOLDERS = {"library": Path("lib"), "module": Path("lib") / "identity_conv", "program": Path("bin")}
 
 
-def find(prefix: Path, file_name: str, kind: str) -> Path | None:
+@dataclass(frozen=True)
+class Built:
+    """A file to lay down: what it is, where it is, and the digest of the sources that it was made from."""
+
+    kind: str
+    path: Path
+    sources: str
+
+
+def find(prefix: Path, file_name: str, kind: str, sources: str) -> Path | None:
     """The file of that name in `prefix`, or None where it has none.
 
     Raises:
-        BuildError: `prefix` holds no installation, or one made for another torch, ABI, platform or Python.
+        BuildError: `prefix` holds no installation, one made for another torch, ABI, platform or Python, or a
+            file made from other sources.
     """
     setting = f"{settings.PREFIX.name}={prefix}"
     remedy = f"lay it down again with `identity-conv build --prefix {prefix}`, or unset {settings.PREFIX.name}"
@@ -45,6 +56,8 @@ def find(prefix: Path, file_name: str, kind: str) -> Path | None:
     path = prefix / _FOLDERS[kind] / file_name
     if not path.is_file():
         return None
+    if record.get("sources", {}).get(file_name) != sources:
+        raise BuildError(f"{setting} has a {file_name} that was made from other sources than those here: {remedy}")
     cache.check_private(path)
     return path
 
@@ -57,15 +70,15 @@ def lacks(prefix: Path, file_name: str) -> BuildError:
     )
 
 
-def install(prefix: Path, files: Iterable[tuple[str, Path]]) -> list[Path]:
-    """Copies built files, each with its kind, and the headers into `prefix`; returns what was laid down.
+def install(prefix: Path, files: Sequence[Built]) -> list[Path]:
+    """Copies built files and the headers into `prefix`; returns what was laid down.
 
     Each file takes its place by rename, so a process that has the old one mapped keeps it.
     """
     laid = []
     # package.h belongs to the runtime as a library, which CMake's install lays down.
     headers = sorted(set((settings.source_dir() / "include" / "identity_conv").glob("*.h")) - {_runtime_header()})
-    wanted = [(_FOLDERS[kind] / file.name, file) for kind, file in files]
+    wanted = [(_FOLDERS[file.kind] / file.path.name, file.path) for file in files]
     wanted += [(Path("include") / "identity_conv" / header.name, header) for header in headers]
     # Without its record an installation is refused: one that is half of another torch is never used.
     record = prefix / RECORD
@@ -81,7 +94,8 @@ def install(prefix: Path, files: Iterable[tuple[str, Path]]) -> list[Path]:
         scratch.replace(target)
         laid.append(target)
     record.parent.mkdir(parents=True, exist_ok=True)
-    record.write_text(json.dumps(_facts(), indent=1))
+    sources = {file.path.name: file.sources for file in files}
+    record.write_text(json.dumps({**_facts(), "sources": sources}, indent=1))
     return [*laid, record]
 
 

@@ -75,6 +75,10 @@ def test_the_wide_headers(cache: Path) -> None:
         """
         ext = Extension("test_wide", [fixtures / "wide.cpp"]).load()
         assert torch.equal(ext.ops.twice(x), 2 * x)
+        # It would load where there is no Python, too.
+        import subprocess
+        undefined = subprocess.run(["nm", "-D", "--undefined-only", ext.library], capture_output=True, text=True).stdout
+        assert "THPVariable" not in undefined and " Py" not in undefined and " _Py" not in undefined
         """,
         cache,
     )

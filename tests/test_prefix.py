@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from support_build import MODULE, NO_COMPILER, ROOT, TINY, listing, run_python
+from support_build import MODULE, NO_COMPILER, ROOT, TINY, environment, listing, run_python
 
 from identity_conv import BuildError, Extension, ops
-from identity_conv.installation import RECORD, install
+from identity_conv.installation import RECORD, Built, install
 
 HEADERS = sorted({path.name for path in (ROOT / "src" / "include" / "identity_conv").glob("*.h")} - {"package.h"})
 
@@ -30,13 +31,13 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installation of the operator library alone, which this process is told to use."""
     folder = tmp_path / "prefix"
     assert ops.extension.library is not None
-    install(folder, [("library", ops.extension.library)])
+    install(folder, [Built("library", ops.extension.library, ops.targets.operators().sources_digest())])
     monkeypatch.setenv("IDENTITY_CONV_PREFIX", str(folder))
     monkeypatch.setenv("IDENTITY_CONV_CACHE_DIR", str(tmp_path / "cache"))
     return folder
 
 
-def change_record(folder: Path, **changes: str) -> None:
+def change_record(folder: Path, **changes: object) -> None:
     record = folder / RECORD
     record.write_text(json.dumps({**json.loads(record.read_text()), **changes}))
 
@@ -99,6 +100,23 @@ class TestUse:
         (tmp_path / "tiny.cpp").write_text(TINY)
         assert Extension("tiny", [tmp_path / "tiny.cpp"]).build().is_relative_to(tmp_path / "cache")
 
+    def test_what_it_has_of_a_user_is_used_and_never_compiled(self, tmp_path: Path) -> None:
+        source = tmp_path / "tiny.cpp"
+        source.write_text(TINY)
+        (tmp_path / "authors.py").write_text(
+            f"from identity_conv import Extension\next = Extension('tiny', [{str(source)!r}])\n"
+        )
+        prefix = tmp_path / "prefix"
+        path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), environment({})["PYTHONPATH"]])}
+        done = run_python(*MODULE, "build", "--prefix", prefix, "authors:ext", **path)
+        assert done.returncode == 0, done.stderr
+        code = "import authors; print(authors.ext.build())"
+        use = {**path, **NO_COMPILER, "IDENTITY_CONV_PREFIX": prefix, "IDENTITY_CONV_CACHE_DIR": tmp_path / "cache"}
+        done = run_python("-c", code, **use)
+        assert done.stdout == f"{prefix / 'lib' / 'libtiny.so'}\n", done.stderr
+        source.write_text(f"{TINY}// edited\n")
+        assert "that was made from other sources than those here" in run_python("-c", code, **use).stderr
+
     def test_a_new_one_leaves_the_old_library_to_who_has_it_open(self, installation: Path, tmp_path: Path) -> None:
         library = installation / "lib" / "libidentity_conv_ops.so"
         with library.open("rb") as opened:
@@ -106,13 +124,18 @@ class TestUse:
             new = tmp_path / "new" / library.name
             new.parent.mkdir()
             new.write_bytes(b"new")
-            install(installation, [("library", new)])
+            install(installation, [Built("library", new, "sources")])
             opened.seek(0)
             assert opened.read() == before
         assert library.read_bytes() == b"new"
 
 
 class TestRefusal:
+    def test_made_from_other_sources(self, installation: Path) -> None:
+        change_record(installation, sources={"libidentity_conv_ops.so": "another"})
+        with pytest.raises(BuildError, match=r"has a libidentity_conv_ops\.so that was made from other sources"):
+            ops.extension.build()
+
     @pytest.mark.parametrize("fact", ["torch", "torch git", "C++11 ABI", "platform", "Python"])
     def test_made_for_another(self, installation: Path, fact: str) -> None:
         change_record(installation, **{fact: "another"})
@@ -142,7 +165,7 @@ class TestRefusal:
 
     def test_one_whose_making_was_interrupted(self, installation: Path, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):
-            install(installation, [("library", tmp_path / "gone.so")])
+            install(installation, [Built("library", tmp_path / "gone.so", "sources")])
         with pytest.raises(BuildError, match="holds no installation"):
             ops.extension.build()
 
