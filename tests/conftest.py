@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from support_build import TINY
 from torch.export import Dim
 
 settings.register_profile(
@@ -37,6 +38,22 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty build cache, for this process and those that it starts."""
+    monkeypatch.setenv("IDENTITY_CONV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("IDENTITY_CONV_PREFIX", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A source that compiles in a moment."""
+    path = tmp_path / "tiny.cpp"
+    path.write_text(TINY)
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -22,24 +22,9 @@ from identity_conv import BuildError, CompileError, Extension, ToolchainError, o
 from identity_conv.cache import STAMP
 
 # A build that waits for ever is a failure too.
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("cache")]
 
 REAL_CXX = toolchain.find_cxx()
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty build cache."""
-    monkeypatch.setenv("IDENTITY_CONV_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("IDENTITY_CONV_PREFIX", raising=False)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.cpp"
-    path.write_text(TINY)
-    return path
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -117,6 +102,17 @@ class TestKey:
         before = ops.extension.key
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
         assert ops.extension.key == before
+
+    @pytest.mark.skipif(bool(torch.version.cuda), reason="this torch has CUDA")
+    def test_says_once_that_the_architectures_are_ignored(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "kernel.cu").write_text("")
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+        for _ in range(2):
+            Extension("tiny", [source, tmp_path / "kernel.cu"]).build()
+        text = capfd.readouterr().err
+        assert text.count("TORCH_CUDA_ARCH_LIST is set and ignored: torch") == 1
 
 
 class TestBuild:

@@ -125,6 +125,27 @@ def test_tracing_leaves_the_real_object_alone(cache: Path) -> None:
     )
 
 
+def test_a_fake_written_by_hand_wins_whenever_it_comes(cache: Path) -> None:
+    run(
+        """
+        from torch._library.fake_class_registry import global_fake_class_registry, register_fake_class
+        ext = Extension("test_affine", [fixtures / "affine.cpp"]).load()
+        @register_fake_class("test_affine::Affine")
+        class Mine:
+            def __init__(self, weight, shift):
+                self.weight, self.shift = weight, shift
+            @classmethod
+            def __obj_unflatten__(cls, flat):
+                return cls(**dict(flat))
+            def forward(self, x):
+                return torch.empty_like(x)
+        ext.load()
+        assert global_fake_class_registry.get_impl("__torch__.torch.classes.test_affine.Affine") is Mine
+        """,
+        cache,
+    )
+
+
 def test_changed_sources_take_the_place_of_the_loaded_library(cache: Path) -> None:
     run(
         """

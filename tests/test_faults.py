@@ -19,27 +19,13 @@ from support_build import MARK_AS_COMMAND, TINY, environment, run_python, write_
 
 from identity_conv import BuildError, Extension, ToolchainError, toolchain
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("cache")]
 
 CXX = toolchain.find_cxx()
 
 BUILD = (
     f"{MARK_AS_COMMAND}import sys; from identity_conv import Extension; print(Extension('tiny', [sys.argv[1]]).build())"
 )
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("IDENTITY_CONV_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("IDENTITY_CONV_PREFIX", raising=False)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.cpp"
-    path.write_text(TINY)
-    return path
 
 
 def slow_compiler(tmp_path: Path, seconds: float) -> Path:
