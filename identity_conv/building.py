@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -131,7 +132,7 @@ class Target:
                 built = self._build_in(folder, parts)
                 # What was compiled is what the key says, or a source was edited meanwhile.
                 if (now := self.parts()) == parts:
-                    return cache.finish(folder, built.name)
+                    return cache.finish(folder, built.name, self._others(folder))
                 parts, folder = now, cache.folder_of(self.name, now)
 
     def sources_digest(self) -> str:
@@ -159,28 +160,55 @@ class Target:
     def _sources(self, archs: str | None) -> list[Path]:
         return [source for source in self.sources if archs or not _is_cuda(source)]
 
-    def _contents(self, archs: str | None) -> dict[str, str]:
-        """Each source and each header that it reaches in the project's folders, with its digest.
+    def _others(self, folder: Path) -> set[Path]:
+        """Files of the project that the build in `folder` has read and that the key doesn't know.
 
-        Files are named from the folder they were found in, so that a moved checkout stays the same.
+        Of what the linker reads, the flags tell.
         """
+        # ninja has read what the compilers wrote down (``-MD``): indented, below each object.
+        ninja = toolchain.ninja_dir() / "ninja"
+        listed = subprocess.run([ninja, "-C", folder, "-t", "deps"], capture_output=True, text=True, check=True)
+        found = {folder / line.strip() for line in listed.stdout.splitlines() if line.startswith("    ")}
+        places = [Path(flag[2:]) for flag in self.ldflags if flag.startswith("-L")]
+        for flag in self.ldflags:
+            files = [f"lib{flag[2:]}.a", f"lib{flag[2:]}.so"] if flag.startswith("-l") else [flag]
+            found |= {path for name in files for path in (Path(name), *(place / name for place in places))}
+        not_ours = (toolchain.torch_folder(), Path("/usr"), toolchain.find_cuda_home(), Path(sys.base_prefix))
+        known = set(self._files("any"))
+        return {
+            path
+            for path in found
+            if path.is_file()
+            and path not in known
+            and not any(path.is_relative_to(place) for place in not_ours if place)
+        }
+
+    def _files(self, archs: str | None) -> dict[Path, str]:
+        """Each source and each header that it reaches in the project's folders, with its name there."""
         waiting = [(source.name, source) for source in self._sources(archs)]
-        seen: set[Path] = set()
-        found: dict[str, str] = {}
+        found: dict[Path, str] = {}
         while waiting:
             name, path = waiting.pop()
-            if path in seen:
+            if path in found:
                 continue
-            seen.add(path)
-            text = path.read_bytes()
-            # Two folders may each have a header of that name.
-            part = f"source {name}"
-            found[part] = f"{found.get(part, '')} {hashlib.sha256(text).hexdigest()}".strip()
-            for quoted, angled in _INCLUDE.findall(text):
+            found[path] = name
+            for quoted, angled in _INCLUDE.findall(path.read_bytes()):
                 include = os.fsdecode(quoted or angled)
                 folders = [path.parent, *self._all_include_dirs] if quoted else self._all_include_dirs
                 if header := next((each / include for each in folders if (each / include).is_file()), None):
                     waiting.append((include, header))
+        return found
+
+    def _contents(self, archs: str | None) -> dict[str, str]:
+        """The digests of sources and headers, each by its name in the folder it was found in.
+
+        So a moved checkout stays the same.
+        """
+        found: dict[str, str] = {}
+        for path, name in self._files(archs).items():
+            # Two folders may each have a header of that name.
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[f"source {name}"] = f"{found.get(f'source {name}', '')} {digest}".strip()
         return found
 
     def _build_in(self, folder: Path, parts: dict[str, str]) -> Path:

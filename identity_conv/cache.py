@@ -21,7 +21,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +89,9 @@ def _finished(folder: Path, file_name: str) -> Path | None:
     if file_digest(file) != stamp.get("sha256"):
         print(f"identity_conv: {file} isn't the file that was built: not used", file=sys.stderr)
         return None
+    for other, known in stamp.get("others", {}).items():
+        if not os.path.isfile(other) or file_digest(Path(other)) != known:
+            return None
     return file
 
 
@@ -126,12 +129,17 @@ def start(folder: Path, parts: dict[str, str]) -> None:
         (folder / KEY).write_text(json.dumps(parts, indent=1))
 
 
-def finish(folder: Path, file_name: str) -> Path:
-    """Stamps the folder: from here on the build is used."""
+def finish(folder: Path, file_name: str, others: Iterable[Path] = ()) -> Path:
+    """Stamps the folder: from here on the build is used, while `others` have the content they have now.
+
+    They are files that the compilers and the linker read and the key doesn't know: reached by a macro, or
+    by a flag.
+    """
     file = folder / file_name
     unfinished = folder / f"{STAMP}.new"
     with errors_named():
-        unfinished.write_text(json.dumps({"sha256": file_digest(file)}))
+        digests = {str(other): file_digest(other) for other in others}
+        unfinished.write_text(json.dumps({"sha256": file_digest(file), "others": digests}))
         unfinished.replace(folder / STAMP)
     return file
 

@@ -178,5 +178,5 @@ class Extension:
         """
         from . import loading
 
-        self._library = loading.load(self.build())
+        self._library = loading.load(self.build(), trusted=self._target.bundled)
         return self

@@ -1,126 +1,160 @@
 """Libraries of operators in this process: each content once, and never two of one registration.
 
-torch ends the process where a namespace, an operator or a class is registered a second time; here that
-is found in the file before it is mapped. This module touches what is private in torch for that: seen in
-torch 2.11, 2.13 and 2.14.
+torch ends the process where a namespace, an operator or a class is registered a second time, or where a
+registration is wrong. So a library is first loaded in a process of its own, which says what it registers;
+that is remembered beside it. This module touches what is private in torch for that: seen in torch 2.11,
+2.13 and 2.14.
 """
 
 from __future__ import annotations
 
 import _ctypes
 import ctypes
-import hashlib
-import os
-import re
+import json
+import subprocess
+import sys
 import threading
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from . import fakes
+from . import cache, fakes
 from .toolchain import BuildError
+
+PROBE_TIMEOUT_S = 120
+
+_PROBE = """
+import ctypes, json, sys, torch
+def names():
+    classes = {s.arguments[0].type.str() for s in torch._C._jit_get_custom_class_schemas() if s.arguments}
+    return set(torch._C._dispatch_get_all_op_names()), {c for c in classes if c.startswith("__torch__.torch.classes.")}
+def defined(operator):
+    name, _, overload = operator.partition(".")
+    try:
+        torch._C._dispatch_find_schema_or_throw(name, overload)
+    except RuntimeError:
+        return False
+    return True
+operators, classes = names()
+ctypes.CDLL(sys.argv[1])
+found = names()
+operators, classes = found[0] - operators, found[1] - classes
+namespaces = {o.split("::")[0] for o in operators} | {c.split(".")[3] for c in classes}
+def owned(namespace):
+    try:
+        torch.library.Library(namespace, "DEF")
+    except RuntimeError:
+        return True
+    return False
+print(json.dumps({
+    "operators": sorted(filter(defined, operators)),
+    "classes": sorted(c.removeprefix("__torch__.torch.classes.") for c in classes),
+    "owned": sorted(filter(owned, namespaces)),
+    "namespaces": sorted(namespaces),
+}))
+"""
 
 
 @dataclass(frozen=True)
-class Image:
-    """What a library's file says that it will register.
+class Registrations:
+    """What loading a library adds to a process."""
 
-    Read from the names that torch's macros give their functions, and from its strings; a stripped
-    library says nothing.
-    """
-
-    path: Path
-    data: bytes
-    digest: str
+    operators: frozenset[str]  # namespace::name.overload, with a schema
+    classes: frozenset[str]  # namespace.Name
+    owned: frozenset[str]  # namespaces of TORCH_LIBRARY: one library in a process may have each
+    namespaces: frozenset[str]
 
     @classmethod
-    def read(cls, path: Path) -> Image:
-        data = path.read_bytes()
-        return cls(path, data, hashlib.sha256(data).hexdigest())
+    def of(cls, path: Path, digest: str) -> Registrations:
+        """What the library at `path` registers, remembered beside it.
 
-    def _initializers(self, macro: bytes) -> set[str]:
-        return {name.decode() for name in re.findall(macro + rb"_init_(\w+?)RN5torch7LibraryE", self.data)}
+        Raises:
+            BuildError: it doesn't load, or ends the process that loads it.
+        """
+        record = path.with_name(f"{path.name}.{digest[:16]}.json")
+        try:
+            found = json.loads(record.read_text())
+        except (OSError, ValueError):
+            found = _probe(path)
+            with suppress(OSError):  # a folder that can't be written, such as a prefix: asked again next time
+                record.write_text(json.dumps(found))
+        return cls(*(frozenset(found[part]) for part in ("operators", "classes", "owned", "namespaces")))
 
-    @property
-    def owned(self) -> set[str]:
-        """Namespaces of TORCH_LIBRARY: one library in a process may have each."""
-        return self._initializers(b"TORCH_LIBRARY")
 
-    @property
-    def extended(self) -> set[str]:
-        """Namespaces of TORCH_LIBRARY_FRAGMENT, whose functions end in a number."""
-        return {re.sub(r"_\d+$", "", name) for name in self._initializers(b"TORCH_LIBRARY_FRAGMENT")}
-
-    @property
-    def implemented(self) -> set[str]:
-        """Namespaces of TORCH_LIBRARY_IMPL, with the dispatch key behind."""
-        return self._initializers(b"TORCH_LIBRARY_IMPL")
-
-    @property
-    def has_autograd_nodes(self) -> bool:
-        return b"_ZTIN5torch8autograd4NodeE" in self.data
-
-    def defines(self, namespace: str, operator: str) -> bool:
-        """Whether the library's strings hold the operator's schema, or its bare name to define it by."""
-        name = operator.encode()
-        if b"\0" + name + b"(" in self.data:
-            return True
-        only_implements = any(each.startswith(f"{namespace}_") for each in self.implemented)
-        return not only_implements and b"\0" + name + b"\0" in self.data
-
-    def names_class(self, name: str) -> bool:
-        return b"torch6class_" in self.data and b"\0" + name.encode() + b"\0" in self.data
+def _probe(path: Path) -> dict[str, list[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE, str(path)], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+    )
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    what = next((line.partition("what():")[2].strip() for line in lines if "what():" in line), None)
+    raise BuildError(f"{path} doesn't load: {what or (lines or ['it ends the process'])[-1]}")
 
 
 @dataclass
 class _Loaded:
-    image: Image
-    handle: int
-    operators: set[str]
-    classes: set[str]
+    path: Path
+    digest: str
+    registrations: Registrations
+    has_autograd_nodes: bool
+    handle: int | None
+    kept: list[torch.library.Library] = field(default_factory=list)
 
 
 _lock = threading.RLock()
 _loaded: list[_Loaded] = []
 
 
-def load(path: Path) -> Path:
+def load(path: Path, *, trusted: bool = False) -> Path:
     """Loads the operator library at `path`, or finds its content loaded, and returns the loaded file.
 
-    A library whose registrations another one of ours holds takes its place where that can be unloaded.
+    Another build of the same name makes room first. No operator of that may be running in another
+    thread meanwhile: its code is unmapped.
+
+    Args:
+        trusted: the library is this package's own, and is loaded without a look at what it registers where
+            nothing of it is registered yet.
 
     Raises:
-        BuildError: it doesn't load, or registers again what this process has registered.
+        BuildError: it doesn't load, registers again what this process has registered, or can't take the
+            place of an earlier build of it.
     """
     with _lock:
-        image = Image.read(path)
-        for known in _loaded:
-            if known.image.digest == image.digest:
-                return known.image.path
-        for rival in [known for known in _loaded if _conflicts(image, known)]:
-            _unload(rival, image)
-        _refuse_registered(image)
-        classes, operators = fakes.class_names(), _operators()
+        digest = cache.file_digest(path)
+        known = next((each for each in _loaded if each.digest == digest), None)
+        if known and known.handle is not None:
+            return known.path
+        if elsewhere := _loaded_elsewhere(digest):
+            return elsewhere
+        rivals = [each for each in _loaded if each.path.name == path.name]
+        before = _operators(), fakes.class_names()
+        probed = None if trusted and not rivals else Registrations.of(path, digest)
+        for rival in rivals:
+            _unload(rival, path)
+        if probed:
+            _refuse_registered(path, probed)
         try:
             library = ctypes.CDLL(str(path))
         except OSError as error:
             raise BuildError(f"{path} doesn't load: {error}") from error
         torch.ops.loaded_libraries.add(str(path))
-        new_classes = fakes.class_names() - classes
-        _loaded.append(_Loaded(image, library._handle, _operators() - operators, new_classes))
-        for name in sorted(new_classes):
+        operators, classes = _operators() - before[0], fakes.class_names() - before[1]
+        spaces = {name.split("::")[0] for name in operators} | {name.split(".")[0] for name in classes}
+        registered = probed or Registrations(frozenset(operators), frozenset(classes), frozenset(), frozenset(spaces))
+        nodes = b"_ZTIN5torch8autograd4NodeE" in path.read_bytes()
+        _loaded.append(_Loaded(path, digest, registered, nodes, library._handle))
+        for name in sorted(classes):
             fakes.derive(name)
         fakes.keep_gradients_of_class_calls()
         return path
 
 
-def namespaces(path: Path) -> set[str]:
+def namespaces(path: Path) -> frozenset[str]:
     """The namespaces that the loaded library at `path` has operators or classes in."""
-    for known in _loaded:
-        if known.image.path == path:
-            return {name.split("::")[0] for name in known.operators} | {name.split(".")[0] for name in known.classes}
-    return set()
+    return next((each.registrations.namespaces for each in _loaded if each.path == path), frozenset())
 
 
 def _operators() -> set[str]:
@@ -137,76 +171,78 @@ def _is_defined(operator: str) -> bool:
     return True
 
 
-def _bare(operator: str) -> str:
-    return operator.split("::")[1].split(".")[0]
+def _loaded_elsewhere(digest: str) -> Path | None:
+    """A file of that content which torch.ops.load_library has loaded."""
+    for name in torch.ops.loaded_libraries:
+        path = Path(name)
+        if path.is_file() and cache.file_digest(path) == digest:
+            return path
+    return None
 
 
-def _conflicts(image: Image, known: _Loaded) -> bool:
-    if image.owned & known.image.owned:
-        return True
-    touched = image.owned | image.extended
-    return any(
-        operator.split("::")[0] in touched and image.defines(operator.split("::")[0], _bare(operator))
-        for operator in known.operators
-    ) or any(name.split(".")[0] in touched and image.names_class(name.split(".")[1]) for name in known.classes)
-
-
-def _unload(rival: _Loaded, image: Image) -> None:
-    """Takes a library and its operators out of the process, to make room for `image`."""
-    keeps = "a custom class" if rival.classes else "C++ autograd nodes" if rival.image.has_autograd_nodes else None
+def _unload(rival: _Loaded, path: Path) -> None:
+    """Takes a library and its operators out of the process, to make room for the one at `path`."""
+    registered = rival.registrations
+    keeps = "a custom class" if registered.classes else "C++ autograd nodes" if rival.has_autograd_nodes else None
     if keeps:
         raise BuildError(
-            f"{image.path.name} has changed and can't take the place of the loaded one, which has {keeps}: "
+            f"{path.name} has changed and can't take the place of the loaded one, which has {keeps}: "
             "restart Python (in a notebook, the kernel)"
         )
-    _ctypes.dlclose(rival.handle)
-    if any(map(_is_defined, rival.operators)) or _is_mapped(rival.image.path):
-        raise BuildError(
-            f"{rival.image.path} can't be unloaded to load {image.path}: restart Python (in a notebook, the kernel)"
-        )
+    if rival.handle is not None:
+        # An operator that somebody holds stays an entry of the dispatcher, with or without a schema: a
+        # registration that does nothing, on a key that nothing uses, keeps it.
+        for operator in sorted(registered.operators):
+            keeper = torch.library.Library(operator.split("::")[0], "IMPL")
+            keeper.impl(operator, torch.library.fallthrough_kernel, "FPGA")
+            rival.kept.append(keeper)
+        _ctypes.dlclose(rival.handle)
+        rival.handle = None
+    if any(map(_is_defined, registered.operators)) or _is_mapped(rival.path):
+        raise BuildError(f"{rival.path} can't be unloaded to load {path}: restart Python (in a notebook, the kernel)")
+    _kept.extend(rival.kept)
     _loaded.remove(rival)
-    torch.ops.loaded_libraries.discard(str(rival.image.path))
+    torch.ops.loaded_libraries.discard(str(rival.path))
     # torch.ops remembers operators by name: the next look finds the new ones.
-    for namespace in {operator.split("::")[0] for operator in rival.operators}:
+    for namespace in registered.namespaces:
         torch.ops.__dict__.pop(namespace, None)
 
 
-def _refuse_registered(image: Image) -> None:
-    touched = image.owned | image.extended
-    for operator in sorted(_operators()):
-        namespace = operator.split("::")[0]
-        if namespace in touched and image.defines(namespace, _bare(operator)) and _is_defined(operator):
-            raise BuildError(
-                f"{image.path} registers the operator {operator}, which this process has from elsewhere: "
-                "give it another name or namespace, or restart Python without the other"
-            )
-    for name in sorted(fakes.class_names()):
-        namespace, bare = name.split(".", 1)
-        if namespace in touched and image.names_class(bare):
-            raise BuildError(
-                f"{image.path} registers the class {namespace}::{bare}, which this process has from elsewhere: "
-                "give it another name or namespace, or restart Python without the other"
-            )
-    in_use = {name.split("::")[0] for name in _operators()} | {name.split(".")[0] for name in fakes.class_names()}
-    if doubtful := image.owned & in_use:
-        for path in _mapped_libraries():
-            for namespace in doubtful & Image.read(path).owned:
-                raise BuildError(
-                    f"{image.path} registers the namespace {namespace} (TORCH_LIBRARY), which {path} has "
-                    "registered in this process: use TORCH_LIBRARY_FRAGMENT, or another namespace"
-                )
+_kept: list[torch.library.Library] = []
 
 
-def _mapped_libraries() -> list[Path]:
-    """Shared libraries in this process that could register operators: not torch's, not the system's."""
-    with open("/proc/self/maps") as maps:
-        files = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if ".so" in line}
-    torchs = str(Path(torch.__file__).parent)
-    return sorted(
-        Path(file)
-        for file in files
-        if os.path.isfile(file) and not file.startswith((torchs, "/lib", "/usr/lib")) and "/nvidia/" not in file
-    )
+def _refuse_registered(path: Path, registrations: Registrations) -> None:
+    def refuse(what: str, verb: str = "registers") -> None:
+        owner = next((f" from {each.path}" for each in _loaded if what.split()[-1] in _names(each)), " from elsewhere")
+        raise BuildError(
+            f"{path} {verb} the {what}, which this process has{owner}: "
+            "give it another name or namespace, or restart Python without the other"
+        )
+
+    for operator in sorted(registrations.operators):
+        if _is_defined(operator):
+            refuse(f"operator {operator}")
+    for name in sorted(registrations.classes & fakes.class_names()):
+        refuse(f"class {name.replace('.', '::', 1)}")
+    for namespace in sorted(registrations.owned):
+        if _is_owned(namespace):
+            refuse(f"namespace {namespace}", "registers (by TORCH_LIBRARY)")
+
+
+def _names(loaded: _Loaded) -> set[str]:
+    registered = loaded.registrations
+    classes = {name.replace(".", "::", 1) for name in registered.classes}
+    return {*registered.operators, *classes, *registered.owned}
+
+
+def _is_owned(namespace: str) -> bool:
+    """Whether a library has registered the namespace by TORCH_LIBRARY, or Python by "DEF"."""
+    try:
+        trial = torch.library.Library(namespace, "DEF")
+    except RuntimeError:
+        return True
+    trial._destroy()
+    return False
 
 
 def _is_mapped(path: Path) -> bool:

@@ -132,6 +132,33 @@ class TestBuild:
         assert listing(cache) == before
         assert capfd.readouterr() == ("", "")
 
+    @pytest.mark.parametrize("way", ["macro", "-I flag", "-include flag", "linked object"])
+    def test_is_made_again_when_a_file_changes_that_only_the_compilers_know(
+        self, source: Path, tmp_path: Path, way: str
+    ) -> None:
+        far = tmp_path / "far"
+        far.mkdir()
+        (far / "value.h").write_text("#define VALUE 1\n")
+        head = {
+            "macro": f'#define HEADER "{far}/value.h"\n#include HEADER\n',
+            "-I flag": "#include <value.h>\n",
+            "-include flag": "",
+            "linked object": 'extern "C" int value();\n#define VALUE value()\n',
+        }[way]
+        cflags = {"-I flag": [f"-I{far}"], "-include flag": ["-include", f"{far}/value.h"]}.get(way, [])
+        ldflags = [f"{far}/value.o"] if way == "linked object" else []
+        source.write_text(head + TINY.replace("42", "VALUE"))
+
+        def build(value: int) -> int:
+            (far / "value.h").write_text(f"#define VALUE {value}\n")
+            (far / "value.c").write_text(f"int value(void) {{ return {value}; }}\n")
+            subprocess.run(["gcc", "-fPIC", "-c", far / "value.c", "-o", far / "value.o"], check=True)
+            built = Extension("tiny", [source], cflags=cflags, ldflags=ldflags).build()
+            code = f"import ctypes; print(ctypes.CDLL({str(built)!r}).answer())"
+            return int(subprocess.check_output([sys.executable, "-c", code]))
+
+        assert [build(1), build(2), build(2)] == [1, 2, 2]
+
     def test_without_a_compiler_never_serves_other_sources(self, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Extension("tiny", [source]).build()
         source.write_text(TINY + "// changed\n")

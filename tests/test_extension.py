@@ -347,3 +347,37 @@ def test_a_source_edited_while_it_is_compiled_is_compiled_again(cache: Path) -> 
         """,
         cache,
     )
+
+
+ONE_OP = """
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+static int64_t f(const at::Tensor& t, int64_t a) { return a + 1; }
+TORCH_LIBRARY(test_one, m) { m.def("foo(Tensor t, int a) -> int", &f); }
+"""
+
+
+def test_the_smallest_library_is_replaced_and_what_was_saved_follows(cache: Path) -> None:
+    done = run(
+        f"""
+        source = folder / "one.cpp"
+        source.write_text({ONE_OP!r})
+        Extension("test_one", [source]).load()
+        saved, packet = torch.ops.test_one.foo.default, torch.ops.test_one.foo
+        assert torch.ops.test_one.foo(x, 1) == 2
+        source.write_text(source.read_text().replace("a + 1", "a + 2"))
+        Extension("test_one", [source]).load()
+        assert torch.ops.test_one.foo(x, 1) == 3
+        assert saved(x, 1) == packet(x, 1) == 3
+        # Another extension with the same registrations is refused, and nothing is unloaded.
+        source.write_text(source.read_text().replace("a + 2", "a + 3"))
+        refused(Extension("test_other", [source]).load)
+        assert torch.ops.test_one.foo(x, 1) == 3
+        # What would end the process is an error.
+        source.write_text(source.read_text().replace("-> int", "-> Tensor"))
+        refused(Extension("test_wrong", [source]).load)
+        """,
+        cache,
+    )
+    assert "registers the operator test_one::foo, which this process has from " in done.stdout
+    assert "libtest_wrong.so doesn't load: " in done.stdout
