@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
+import hashlib
 import json
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +39,8 @@ def defined(operator):
     except RuntimeError:
         return False
     return True
+for other in sys.argv[2:]:
+    ctypes.CDLL(other)
 operators, classes = names()
 ctypes.CDLL(sys.argv[1])
 found = names()
@@ -67,26 +71,26 @@ class Registrations:
     namespaces: frozenset[str]
 
     @classmethod
-    def of(cls, path: Path, digest: str) -> Registrations:
-        """What the library at `path` registers, remembered beside it.
+    def of(cls, path: Path, digest: str, beside: Sequence[_Loaded] = ()) -> Registrations:
+        """What the library at `path` registers, beside others, remembered in its folder.
 
         Raises:
             BuildError: it doesn't load, or ends the process that loads it.
         """
-        record = path.with_name(f"{path.name}.{digest[:16]}.json")
+        context = hashlib.sha256(" ".join([digest, *(other.digest for other in beside)]).encode()).hexdigest()[:16]
+        record = path.with_name(f"{path.name}.{context}.json")
         try:
             found = json.loads(record.read_text())
         except (OSError, ValueError):
-            found = _probe(path)
+            found = _probe(path, [other.path for other in beside])
             with suppress(OSError):  # a folder that can't be written, such as a prefix: asked again next time
                 record.write_text(json.dumps(found))
         return cls(*(frozenset(found[part]) for part in ("operators", "classes", "owned", "namespaces")))
 
 
-def _probe(path: Path) -> dict[str, list[str]]:
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE, str(path)], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
-    )
+def _probe(path: Path, beside: Sequence[Path]) -> dict[str, list[str]]:
+    command = [sys.executable, "-c", _PROBE, str(path), *map(str, beside)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
@@ -136,6 +140,10 @@ def load(path: Path, *, trusted: bool = False) -> Path:
             _unload(rival, path)
         if probed:
             _refuse_registered(path, probed)
+            # What two libraries say of one operator may disagree: seen before it ends this process.
+            neighbours = [each for each in _loaded if each.registrations.namespaces & probed.namespaces]
+            if neighbours:
+                Registrations.of(path, digest, neighbours)
         try:
             library = ctypes.CDLL(str(path))
         except OSError as error:

@@ -381,3 +381,22 @@ def test_the_smallest_library_is_replaced_and_what_was_saved_follows(cache: Path
     )
     assert "registers the operator test_one::foo, which this process has from " in done.stdout
     assert "libtest_wrong.so doesn't load: " in done.stdout
+
+
+def test_a_kernel_that_disagrees_with_anothers_schema_is_an_error(cache: Path) -> None:
+    done = run(
+        f"""
+        source, other = folder / "one.cpp", folder / "impl.cpp"
+        source.write_text({ONE_OP!r})
+        Extension("test_one", [source]).load()
+        other.write_text(
+            "#include <ATen/core/Tensor.h>\\n#include <torch/library.h>\\n"
+            "static int64_t g(const at::Tensor& t) {{ return 0; }}\\n"
+            'TORCH_LIBRARY_IMPL(test_one, Meta, m) {{ m.impl("foo", &g); }}\\n'
+        )
+        refused(Extension("test_impl", [other]).load)
+        assert torch.ops.test_one.foo(x, 1) == 2
+        """,
+        cache,
+    )
+    assert "libtest_impl.so doesn't load: " in done.stdout
