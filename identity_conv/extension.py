@@ -133,7 +133,7 @@ class Extension:
     def _namespace(self) -> str:
         from . import loading
 
-        library = self.load().library
+        library = self._library or self.load()._library
         assert library is not None
         found = sorted(loading.namespaces(library))
         if len(found) != 1:

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -105,7 +105,6 @@ class _Loaded:
     registrations: Registrations
     has_autograd_nodes: bool
     handle: int | None
-    kept: list[torch.library.Library] = field(default_factory=list)
 
 
 _lock = threading.RLock()
@@ -200,15 +199,13 @@ def _unload(rival: _Loaded, path: Path) -> None:
     if rival.handle is not None:
         # An operator that somebody holds stays an entry of the dispatcher, with or without a schema: a
         # registration that does nothing, on a key that nothing uses, keeps it.
-        for operator in sorted(registered.operators):
-            keeper = torch.library.Library(operator.split("::")[0], "IMPL")
-            keeper.impl(operator, torch.library.fallthrough_kernel, "FPGA")
-            rival.kept.append(keeper)
+        for operator in sorted(registered.operators - _keepers.keys()):
+            _keepers[operator] = torch.library.Library(operator.split("::")[0], "IMPL")
+            _keepers[operator].impl(operator, torch.library.fallthrough_kernel, "FPGA")
         _ctypes.dlclose(rival.handle)
         rival.handle = None
     if any(map(_is_defined, registered.operators)) or _is_mapped(rival.path):
         raise BuildError(f"{rival.path} can't be unloaded to load {path}: restart Python (in a notebook, the kernel)")
-    _kept.extend(rival.kept)
     _loaded.remove(rival)
     torch.ops.loaded_libraries.discard(str(rival.path))
     # torch.ops remembers operators by name: the next look finds the new ones.
@@ -216,7 +213,7 @@ def _unload(rival: _Loaded, path: Path) -> None:
         torch.ops.__dict__.pop(namespace, None)
 
 
-_kept: list[torch.library.Library] = []
+_keepers: dict[str, torch.library.Library] = {}
 
 
 def _refuse_registered(path: Path, registrations: Registrations) -> None:
