@@ -37,7 +37,7 @@ def find_extension(name: str) -> Extension:
     """The extension at ``module:name``, with the working folder first on the module path.
 
     Raises:
-        ValueError: there is no such module, or no Extension of that name in it.
+        ValueError: there is no such module, it can't be imported, or has no Extension of that name.
     """
     module_name, separator, attribute = name.partition(":")
     if not separator or not module_name or not attribute:
@@ -46,8 +46,8 @@ def find_extension(name: str) -> Extension:
         sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{name}: {error}") from error
+    except Exception as error:  # whatever an author's module runs into
+        raise ValueError(f"{name}: {module_name} can't be imported ({type(error).__name__}: {error})") from error
     found = getattr(module, attribute, None)
     if not isinstance(found, Extension):
         raise ValueError(f"{name}: {module_name} has no Extension named {attribute}, got {type(found).__name__}")

@@ -41,7 +41,7 @@ COMPILER_PARTS = ("C++ compiler", "nvcc", "nvcc's host compiler")
 LOCK_TIMEOUT_S = 1800
 LOCK_NOTE_AFTER_S = 5
 
-#: How the system shows a user of another namespace: nobody who could write here.
+#: How the system shows, in a namespace of users, one of outside.
 _OVERFLOW_UID = 65534
 
 
@@ -219,9 +219,9 @@ def check_private(path: Path) -> None:
             folder, such as the system's for temporary files, may.
     """
     real = Path(os.path.realpath(path))
-    for each in (real, *real.parents):
+    for each in dict.fromkeys((real, *real.parents, *path.absolute().parents)):
         found = each.stat()
-        if found.st_uid not in (0, os.geteuid(), _OVERFLOW_UID):
+        if found.st_uid not in (0, os.geteuid()) and not _is_outside_namespace(found.st_uid):
             raise BuildError(
                 f"{each} belongs to user {_user_name(found.st_uid)}, who could put code of theirs into this "
                 f"process: set {settings.CACHE_DIR.name} to a folder of yours"
@@ -233,6 +233,12 @@ def check_private(path: Path) -> None:
                 f"{each} may be written by other users, who could put code of theirs into this process: "
                 f"chmod go-w {each}, or set {settings.CACHE_DIR.name} to a folder of yours"
             )
+
+
+def _is_outside_namespace(uid: int) -> bool:
+    """Whether `uid` stands for users that this namespace (a container's) doesn't know, and who aren't in it."""
+    everybody = ["0", "0", "4294967295"]
+    return uid == _OVERFLOW_UID and Path("/proc/self/uid_map").read_text().split() != everybody
 
 
 def _user_name(uid: int) -> str:
@@ -304,8 +310,11 @@ def clean(name: str | None = None) -> list[Entry]:
         if name not in (None, entry.name):
             continue
         try:
-            with FileLock(f"{entry.folder}.lock", timeout=0):
-                shutil.rmtree(entry.folder)
+            with errors_named(), FileLock(f"{entry.folder}.lock", timeout=0):
+                if entry.folder.is_symlink():
+                    entry.folder.unlink()
+                else:
+                    shutil.rmtree(entry.folder)
         except Timeout:
             continue
         removed.append(entry)

@@ -152,6 +152,8 @@ def clean_builds(name: str | None, yes: bool) -> None:
     """Removes the builds of NAME (see `cache list`), or all; a loaded library stays mapped where it is."""
     from .cache import clean
 
+    if not yes and sys.stdin is None:
+        raise click.UsageError("nobody can be asked, since standard input is closed: give --yes")
     if not yes and not click.confirm(f"Remove {'every build' if name is None else f'the builds of {name}'}?"):
         return
     removed = clean(name)

@@ -20,6 +20,22 @@ class Setting:
         """The variable's text, or None where it is unset or empty."""
         return os.environ.get(self.name) or None
 
+    def folder(self) -> Path | None:
+        """The folder that the variable names, or None where it is unset or empty.
+
+        Raises:
+            ValueError: it starts with the home of a user who isn't known here.
+        """
+        text = self.value()
+        return _expand(text, self.name) if text else None
+
+
+def _expand(text: str, name: str) -> Path:
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise ValueError(f"{name} must name a folder, got {text!r}, whose home isn't known") from error
+
 
 CACHE_DIR = Setting(
     "IDENTITY_CONV_CACHE_DIR",
@@ -57,10 +73,7 @@ ALL = (CACHE_DIR, PREFIX, CUDA_ARCH_LIST, MAX_JOBS, CUDA_HOME, CXX, CC, XDG_CACH
 
 def cache_dir() -> Path:
     """The folder that holds builds; it need not exist yet."""
-    if chosen := CACHE_DIR.value():
-        return Path(chosen).expanduser().absolute()
-    base = XDG_CACHE_HOME.value() or XDG_CACHE_HOME.default
-    return Path(base).expanduser().absolute() / "identity_conv"
+    return CACHE_DIR.folder() or (XDG_CACHE_HOME.folder() or _expand(XDG_CACHE_HOME.default, "HOME")) / "identity_conv"
 
 
 def make_private(folder: Path) -> None:
@@ -75,8 +88,7 @@ def make_private(folder: Path) -> None:
 
 def prefix() -> Path | None:
     """The folder of a finished installation, where one is asked for."""
-    chosen = PREFIX.value()
-    return Path(chosen).expanduser().absolute() if chosen else None
+    return PREFIX.folder()
 
 
 def source_dir() -> Path:

@@ -302,11 +302,24 @@ def test_what_another_user_could_have_written_is_refused(cache: Path) -> None:
             path.chmod(0o777)
             refused(Extension("test_scale", [fixtures / "scale.cpp"]).load)
             path.chmod(0o700)
+        os.chown(library, 65534, -1)  # the user nobody, who may well be somebody
+        refused(Extension("test_scale", [fixtures / "scale.cpp"]).load)
+        os.chown(library, 0, -1)
+        # A link to the cache in another user's folder could be made to lead elsewhere.
+        cache, theirs = os.environ["IDENTITY_CONV_CACHE_DIR"], folder / "theirs"
+        theirs.mkdir()
+        (theirs / "cache").symlink_to(cache)
+        os.chown(theirs, 12346, -1)
+        os.environ["IDENTITY_CONV_CACHE_DIR"] = str(theirs / "cache")
+        refused(Extension("test_scale", [fixtures / "scale.cpp"]).load)
+        os.environ["IDENTITY_CONV_CACHE_DIR"] = cache
         Extension("test_scale", [fixtures / "scale.cpp"]).load()
         """,
         cache,
     )
     assert done.stdout.count("belongs to user 12345") == 2
+    assert "belongs to user nobody" in done.stdout
+    assert "belongs to user 12346" in done.stdout
     assert done.stdout.count("may be written by other users") == 2
 
 

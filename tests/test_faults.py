@@ -295,6 +295,29 @@ class TestCacheCommand:
         assert self.identity_conv("cache", "clean").returncode == 1  # asks, and nobody answers
         assert kept.is_file()
 
+    def test_cleans_a_folder_that_is_a_link(self, source: Path, tmp_path: Path) -> None:
+        folder = Extension("tiny", [source]).build().parent
+        folder.rename(tmp_path / "moved")
+        folder.symlink_to(tmp_path / "moved")
+        assert "removed 1 builds" in self.identity_conv("cache", "clean", "--yes").stdout
+        assert not folder.is_symlink()
+        assert (tmp_path / "moved" / "libtiny.so").is_file()  # what it names isn't the cache's
+
+    def test_asks_nobody_where_standard_input_is_closed(self) -> None:
+        command = f'exec "{sys.executable}" -m identity_conv cache clean <&-'
+        done = subprocess.run(
+            ["sh", "-c", command], cwd="/", env=environment({}), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert "give --yes" in done.stderr
+
+    def test_names_the_variable_of_a_home_that_is_not_known(self) -> None:
+        done = run_python("-m", "identity_conv", "cache", "list", IDENTITY_CONV_CACHE_DIR="~nouser/x")
+        assert done.returncode == 1
+        assert done.stderr == (
+            "identity-conv: IDENTITY_CONV_CACHE_DIR must name a folder, got '~nouser/x', whose home isn't known\n"
+        )
+
     def test_leaves_what_is_being_built(self, source: Path, tmp_path: Path) -> None:
         builder = start(source, CXX=slow_compiler(tmp_path, 3))
         wait_for_a_compiler(tmp_path)
@@ -305,6 +328,7 @@ class TestCacheCommand:
         (tmp_path / "authors.py").write_text(
             f"from identity_conv import Extension\next = Extension('tiny', [{str(source)!r}])\n"
         )
+        (tmp_path / "broken.py").write_text("ext = (\n")
         path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), environment({})["PYTHONPATH"]])}
         done = run_python("-m", "identity_conv", "cache", "explain", "authors:ext", **path)
         assert done.stdout == "tiny: will be built, because\n  there is no finished build of tiny\n"
@@ -314,7 +338,8 @@ class TestCacheCommand:
         for name, sentence in [
             ("authors:nothing", "has no Extension named nothing"),
             ("authors", "an extension is named MODULE:EXTENSION, got 'authors'"),
-            ("nobody:ext", "No module named 'nobody'"),
+            ("nobody:ext", "nobody can't be imported (ModuleNotFoundError: No module named 'nobody')"),
+            ("broken:ext", "broken can't be imported (SyntaxError: "),
         ]:
             done = run_python("-m", "identity_conv", "cache", "explain", name, **path)
             assert done.returncode == 1
