@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -10,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from . import cache, installation, progress, settings, toolchain
+from .inputs import Inputs
 from .toolchain import BuildError, ToolchainError
 
 Kind = Literal["library", "program", "module"]
@@ -24,10 +24,22 @@ Kind = Literal["library", "program", "module"]
 CFLAGS = ("-O3", "-fopenmp", "-fvisibility=hidden", "-fno-gnu-unique", "-ffunction-sections", "-fdata-sections")
 CUDA_CFLAGS = ("-O3",)
 # --as-needed, before any library, drops the ones torch names for all and we don't use: libtorch_python.
-LDFLAGS = ("-Wl,--as-needed", "-Wl,--gc-sections")
+LDFLAGS = ("-Wl,--as-needed", "-Wl,--gc-sections", "-Wl,-z,now")
+
+# How often a build is begun again because a file was edited while it ran.
+_EDITS = 5
 
 # torch's build reads the environment of the process and remembers names: one at a time.
 _build_lock = threading.Lock()
+
+
+def _unlock_in_child() -> None:
+    """A forked child has the lock as it was held, and none of the threads that would let it go."""
+    global _build_lock
+    _build_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 class CompileError(BuildError):
@@ -60,6 +72,11 @@ class Target:
 
     def __post_init__(self) -> None:
         self._all_include_dirs = [*self.include_dirs, settings.source_dir() / "include"]
+
+    def _inputs(self, archs: str | None = None) -> Inputs:
+        archs = archs or self._cuda_archs()
+        flags = [*self.cflags, *self.ldflags, *(self.cuda_cflags if archs else ())]
+        return Inputs(self._sources(archs), self._all_include_dirs, flags)
 
     @property
     def file_name(self) -> str:
@@ -94,7 +111,7 @@ class Target:
             parts["CUDA"] = str(torch.version.cuda)
             parts["CUDA architectures"] = archs
             parts["CUDA flags"] = " ".join([*CUDA_CFLAGS, *self.cuda_cflags])
-        parts |= self._contents(archs)
+        parts |= self._inputs(archs).digests()
         if cxx := toolchain.find_cxx():
             parts["C++ compiler"] = toolchain.compiler_identity(cxx)
         if archs and (nvcc := toolchain.find_nvcc()):
@@ -124,29 +141,38 @@ class Target:
         parts = self.parts()
         if found := self.find(parts):
             return found
-        folder = cache.folder_of(self.name, parts)
-        with _build_lock, cache.lock(folder):
-            while True:
+        # What was compiled is what the key says, or a file was edited meanwhile. One that was edited twice may look
+        # as it did: the time of its last change, which nobody can set, doesn't.
+        before: dict[Path, int] = {}
+        for _ in range(_EDITS):
+            before |= _changed_at(self._inputs().files())
+            folder = cache.folder_of(self.name, parts)
+            with _build_lock, cache.lock(folder):
                 if found := self.find(parts):
                     return found
                 built = self._build_in(folder, parts)
-                # What was compiled is what the key says, or a source was edited meanwhile.
-                if (now := self.parts()) == parts:
-                    return cache.finish(folder, built.name, self._others(folder))
-                parts, folder = now, cache.folder_of(self.name, now)
+                after = _changed_at(self._read(folder))
+                started = cache.started(folder)
+                edited = [path for path, time_ns in after.items() if not before.get(path, started) >= time_ns]
+                if (now := self.parts()) == parts and not edited:
+                    return cache.finish(folder, built.name, self._others(after))
+                parts, before = now, after
+        names = ", ".join(map(str, edited)) or "its sources"
+        raise BuildError(f"{self.file_name} can't be built: {names} changed while it was compiled, {_EDITS} times")
 
     def sources_digest(self) -> str:
         """A digest of the sources, CUDA's too whether or not they join here, and of the flags.
 
         It is what a prefix is asked about: built on a machine with compilers and a GPU, used on one without.
         """
-        flags = " ".join([*self.cflags, *self.cuda_cflags, *self.ldflags])
-        return cache.digest({"flags": flags, **self._contents(archs="any")})
+        flags = {"flags": self.cflags, "CUDA flags": self.cuda_cflags, "linker's flags": self.ldflags}
+        joined = {name: " ".join(given) for name, given in flags.items()}
+        return cache.digest({**joined, **self._inputs(archs="any").digests()})
 
     def find(self, parts: dict[str, str]) -> Path | None:
         """The finished build from `parts`, or None."""
         lacking = toolchain.find_cxx() is None or ("CUDA" in parts and "nvcc" not in parts)
-        return cache.find(self.name, self.file_name, parts, lacking=lacking)
+        return cache.find(self.name, self.file_name, parts, located=self._inputs().located, lacking=lacking)
 
     def _cuda_archs(self) -> str | None:
         """What the CUDA sources are compiled for, or None where they stay out."""
@@ -160,56 +186,21 @@ class Target:
     def _sources(self, archs: str | None) -> list[Path]:
         return [source for source in self.sources if archs or not _is_cuda(source)]
 
-    def _others(self, folder: Path) -> set[Path]:
-        """Files of the project that the build in `folder` has read and that the key doesn't know.
-
-        Of what the linker reads, the flags tell.
-        """
-        # ninja has read what the compilers wrote down (``-MD``): indented, below each object.
+    def _read(self, folder: Path) -> set[Path]:
+        """Files of the project that the build in `folder` has read: by the key, and by what compilers wrote down."""
+        inputs = self._inputs()
+        # ninja has read it from them (``-MD``): indented, below each object.
         ninja = toolchain.ninja_dir() / "ninja"
-        listed = subprocess.run([ninja, "-C", folder, "-t", "deps"], capture_output=True, text=True, check=True)
-        found = {folder / line.strip() for line in listed.stdout.splitlines() if line.startswith("    ")}
-        places = [Path(flag[2:]) for flag in self.ldflags if flag.startswith("-L")]
-        for flag in self.ldflags:
-            files = [f"lib{flag[2:]}.a", f"lib{flag[2:]}.so"] if flag.startswith("-l") else [flag]
-            found |= {path for name in files for path in (Path(name), *(place / name for place in places))}
-        not_ours = (toolchain.torch_folder(), Path("/usr"), toolchain.find_cuda_home(), Path(sys.base_prefix))
-        known = set(self._files("any"))
-        return {
-            path
-            for path in found
-            if path.is_file()
-            and path not in known
-            and not any(path.is_relative_to(place) for place in not_ours if place)
-        }
+        listed = subprocess.run([ninja, "-C", folder, "-t", "deps"], capture_output=True, check=True)
+        found = {folder / os.fsdecode(line.strip()) for line in listed.stdout.splitlines() if line.startswith(b"    ")}
+        not_ours = toolchain.folders()
+        found = {path for path in found if path.is_file() and inputs.is_ours(path, not_ours)}
+        return found | set(inputs.files())
 
-    def _files(self, archs: str | None) -> dict[Path, str]:
-        """Each source and each header that it reaches in the project's folders, with its name there."""
-        waiting = [(source.name, source) for source in self._sources(archs)]
-        found: dict[Path, str] = {}
-        while waiting:
-            name, path = waiting.pop()
-            if path in found:
-                continue
-            found[path] = name
-            for quoted, angled in _INCLUDE.findall(path.read_bytes()):
-                include = os.fsdecode(quoted or angled)
-                folders = [path.parent, *self._all_include_dirs] if quoted else self._all_include_dirs
-                if header := next((each / include for each in folders if (each / include).is_file()), None):
-                    waiting.append((include, header))
-        return found
-
-    def _contents(self, archs: str | None) -> dict[str, str]:
-        """The digests of sources and headers, each by its name in the folder it was found in.
-
-        So a moved checkout stays the same.
-        """
-        found: dict[str, str] = {}
-        for path, name in self._files(archs).items():
-            # Two folders may each have a header of that name.
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            found[f"source {name}"] = f"{found.get(f'source {name}', '')} {digest}".strip()
-        return found
+    def _others(self, read: Iterable[Path]) -> dict[str, Path]:
+        """What of `read` the key doesn't know, by its place."""
+        inputs = self._inputs()
+        return {inputs.place(path): path for path in set(read) - set(inputs.files())}
 
     def _build_in(self, folder: Path, parts: dict[str, str]) -> Path:
         archs = self._cuda_archs()
@@ -233,10 +224,12 @@ class Target:
         try:
             with progress.building(self.file_name, sources, folder, str(cxx), archs):
                 return self._compile(folder, sources, cxx, ninja, archs)
-        except RuntimeError as error:
+        except (RuntimeError, UnicodeDecodeError) as error:
+            # torch reads what compilers print as UTF-8, and a source may not be.
+            output = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
             with cache.errors_named():
-                log.write_text(str(error))
-            raise CompileError(_describe_failure(self.file_name, str(error), log), log) from None
+                log.write_text(output)
+            raise CompileError(_describe_failure(self.file_name, output, log), log) from None
         except ValueError as error:
             if not archs:
                 raise
@@ -259,6 +252,7 @@ class Target:
         environment = {
             "CXX": cxx.path,
             "CC": settings.CC.value() or cxx.path,  # what nvcc is given as its host compiler
+            cache.BUILDING: str(folder),
             "LC_ALL": "C",  # the first error is found by the word for it
             "PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}",
             "TORCH_CUDA_ARCH_LIST": archs,
@@ -288,11 +282,12 @@ class Target:
         return Path(built).rename(folder / self.file_name)
 
 
+def _changed_at(files: Iterable[Path]) -> dict[Path, int]:
+    return {path: path.stat().st_ctime_ns for path in files}
+
+
 def _is_cuda(source: Path) -> bool:
     return source.suffix == ".cu" or source.name.endswith("_cuda.cpp")
-
-
-_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +65,13 @@ def _builds() -> Path:
     return settings.cache_dir() / "builds"
 
 
-def find(name: str, file_name: str, parts: dict[str, str], *, lacking: bool) -> Path | None:
+def find(
+    name: str, file_name: str, parts: dict[str, str], *, located: Callable[[str], Path], lacking: bool
+) -> Path | None:
     """The finished build of `name` from `parts`, or None.
 
     Args:
+        located: the file here that a place in a stamp names.
         lacking: compilers are missing here. Nothing could be built, so any build serves that agrees in
             every other part.
 
@@ -78,10 +81,10 @@ def find(name: str, file_name: str, parts: dict[str, str], *, lacking: bool) -> 
     folders = [folder_of(name, parts)]
     if lacking and folders[0].parent.is_dir():
         folders += sorted(folder for folder in folders[0].parent.iterdir() if _agree(folder, parts))
-    return next((file for folder in folders if (file := _finished(folder, file_name))), None)
+    return next((file for folder in folders if (file := _finished(folder, file_name, located))), None)
 
 
-def _finished(folder: Path, file_name: str) -> Path | None:
+def _finished(folder: Path, file_name: str, located: Callable[[str], Path]) -> Path | None:
     stamp, file = _read_json(folder / STAMP), folder / file_name
     if not stamp or not file.is_file():
         return None
@@ -89,10 +92,16 @@ def _finished(folder: Path, file_name: str) -> Path | None:
     if file_digest(file) != stamp.get("sha256"):
         print(f"identity_conv: {file} isn't the file that was built: not used", file=sys.stderr)
         return None
-    for other, known in stamp.get("others", {}).items():
-        if not os.path.isfile(other) or file_digest(Path(other)) != known:
-            return None
-    return file
+    return file if not _changed(stamp, located) else None
+
+
+def _changed(stamp: dict[str, Any], located: Callable[[str], Path]) -> list[str]:
+    """The files that the build read and the key doesn't know, and that have another content by now."""
+    others = stamp.get("others")
+    if not isinstance(others, dict):
+        return ["a damaged stamp"]
+    files = [(located(place), known) for place, known in others.items()]
+    return [str(file) for file, known in files if not file.is_file() or file_digest(file) != known]
 
 
 def _agree(folder: Path, parts: dict[str, str]) -> bool:
@@ -129,26 +138,35 @@ def start(folder: Path, parts: dict[str, str]) -> None:
         (folder / KEY).write_text(json.dumps(parts, indent=1))
 
 
-def finish(folder: Path, file_name: str, others: Iterable[Path] = ()) -> Path:
+def started(folder: Path) -> int:
+    """When the build in `folder` began, in nanoseconds of the system's clock for files."""
+    return (folder / KEY).stat().st_ctime_ns
+
+
+def finish(folder: Path, file_name: str, others: Mapping[str, Path]) -> Path:
     """Stamps the folder: from here on the build is used, while `others` have the content they have now.
 
-    They are files that the compilers and the linker read and the key doesn't know: reached by a macro, or
-    by a flag.
+    They are files that the compilers read and the key doesn't know, by their places (see `inputs`).
     """
     file = folder / file_name
     unfinished = folder / f"{STAMP}.new"
     with errors_named():
-        digests = {str(other): file_digest(other) for other in others}
+        digests = {place: file_digest(other) for place, other in others.items()}
         unfinished.write_text(json.dumps({"sha256": file_digest(file), "others": digests}))
         unfinished.replace(folder / STAMP)
     return file
 
 
+#: The variable that marks the compilers of a build, which names its folder.
+BUILDING = "IDENTITY_CONV_BUILDING"
+
+
 def end_processes_in(folder: Path) -> None:
-    """Kills every process of this user whose working folder is `folder`: ninja's compilers."""
+    """Kills the compilers that work in `folder`, known by their mark: an interrupt or a kill leaves them running."""
+    mark, place = os.fsencode(f"{BUILDING}={folder}"), os.path.realpath(folder)
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if os.readlink(process / "cwd") == str(folder) and int(process.name) != os.getpid():
+            if os.readlink(process / "cwd") == place and mark in (process / "environ").read_bytes().split(b"\0"):
                 os.kill(int(process.name), signal.SIGKILL)
 
 
@@ -282,7 +300,7 @@ def entries() -> list[Entry]:
     return sorted(found, key=lambda entry: entry.made, reverse=True)
 
 
-def differences(name: str, parts: dict[str, str]) -> list[str]:
+def differences(name: str, parts: dict[str, str], located: Callable[[str], Path]) -> list[str]:
     """What changed since the latest finished build of `name`, a line each; empty where nothing did.
 
     A cache without a build of that name gives one line that says so.
@@ -295,7 +313,7 @@ def differences(name: str, parts: dict[str, str]) -> list[str]:
         f"{part}: {built.get(part, 'none')} → {parts.get(part, 'none')}"
         for part in sorted({*built, *parts})
         if built.get(part) != parts.get(part)
-    ]
+    ] + [f"{file}: changed since" for file in _changed(_read_json(latest.folder / STAMP) or {}, located)]
 
 
 def clean(name: str | None = None) -> list[Entry]:

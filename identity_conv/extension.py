@@ -54,13 +54,15 @@ class Extension:
         cuda: bool | None = None,
         archs: Iterable[str] | None = None,
     ):
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name):
-            raise ValueError(f"Extension: name must be an identifier, got {name!r}")
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w{0,199}", name):
+            raise ValueError(f"Extension: name must be an identifier of up to 200 letters, got {name!r}")
         if isinstance(sources, str | os.PathLike) or not sources:
             raise ValueError(f"Extension {name!r}: sources must be a list of files, got {sources!r}")
-        for flags, given in (("cflags", cflags), ("cuda_cflags", cuda_cflags), ("ldflags", ldflags)):
-            if isinstance(given, str):
-                raise ValueError(f"Extension {name!r}: {flags} must be a list of flags, got {given!r}")
+        flags: dict[str, list[str]] = {}
+        for option, given in (("cflags", cflags), ("cuda_cflags", cuda_cflags), ("ldflags", ldflags)):
+            flags[option] = [given] if isinstance(given, str) else list(given)
+            if isinstance(given, str) or not all(isinstance(flag, str) for flag in flags[option]):
+                raise ValueError(f"Extension {name!r}: {option} must be a list of strings, got {flags[option]!r}")
         files = [Path(source).absolute() for source in sources]
         objects = [(file.stem, file.suffix == ".cu") for file in files]
         for file, named in zip(files, objects, strict=True):
@@ -68,8 +70,11 @@ class Extension:
                 raise FileNotFoundError(f"Extension {name!r}: source {file} is not there")
             if file.suffix not in SUFFIXES:
                 raise ValueError(f"Extension {name!r}: a source ends in {', '.join(SUFFIXES)}, got {file.name!r}")
-            if any(letter in "$\n" for letter in str(file)):
-                raise ValueError(f"Extension {name!r}: ninja can't read a path with $ or a new line: {str(file)!r}")
+            if any(letter in "$:\n" for letter in str(file)) or len(file.name.split()) > 1:
+                raise ValueError(
+                    f"Extension {name!r}: ninja can't read a path with $, a colon or a new line, or a source with a "
+                    f"space in its name, got {str(file)!r}"
+                )
             if objects.count(named) > 1:
                 raise ValueError(
                     f"Extension {name!r}: two sources have the stem {file.stem!r}, by which objects are named"
@@ -79,9 +84,9 @@ class Extension:
             name,
             files,
             include_dirs=[Path(folder).absolute() for folder in include_dirs],
-            cflags=list(cflags),
-            cuda_cflags=list(cuda_cflags),
-            ldflags=list(ldflags),
+            cflags=flags["cflags"],
+            cuda_cflags=flags["cuda_cflags"],
+            ldflags=flags["ldflags"],
             cuda=cuda,
             archs=";".join([archs] if isinstance(archs, str) else archs) if archs else None,
         )
@@ -153,7 +158,7 @@ class Extension:
         parts = self._target.parts()
         if file := self._target.find(parts):
             return f"{self.name}: built, {file}"
-        changes = cache.differences(self.name, parts)
+        changes = cache.differences(self.name, parts, self._target._inputs().located)
         return "\n".join([f"{self.name}: will be built, because", *(f"  {change}" for change in changes)])
 
     def build(self) -> Path:

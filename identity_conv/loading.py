@@ -1,101 +1,18 @@
-"""Libraries of operators in this process: each content once, and never two of one registration.
-
-torch ends the process where a namespace, an operator or a class is registered a second time, or where a
-registration is wrong. So a library is first loaded in a process of its own, which says what it registers;
-that is remembered beside it. This module touches what is private in torch for that: seen in torch 2.11,
-2.13 and 2.14.
-"""
+"""Libraries of operators in this process: each content once, and never two of one registration."""
 
 from __future__ import annotations
 
-import _ctypes
 import ctypes
-import hashlib
-import json
-import subprocess
-import sys
+import os
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from . import cache, fakes
+from . import cache, fakes, registry, rehearsal, unloading
+from .registry import Registrations
 from .toolchain import BuildError
-
-PROBE_TIMEOUT_S = 120
-
-_PROBE = """
-import ctypes, json, sys, torch
-def names():
-    classes = {s.arguments[0].type.str() for s in torch._C._jit_get_custom_class_schemas() if s.arguments}
-    return set(torch._C._dispatch_get_all_op_names()), {c for c in classes if c.startswith("__torch__.torch.classes.")}
-def defined(operator):
-    name, _, overload = operator.partition(".")
-    try:
-        torch._C._dispatch_find_schema_or_throw(name, overload)
-    except RuntimeError:
-        return False
-    return True
-for other in sys.argv[2:]:
-    ctypes.CDLL(other)
-operators, classes = names()
-ctypes.CDLL(sys.argv[1])
-found = names()
-operators, classes = found[0] - operators, found[1] - classes
-namespaces = {o.split("::")[0] for o in operators} | {c.split(".")[3] for c in classes}
-def owned(namespace):
-    try:
-        torch.library.Library(namespace, "DEF")
-    except RuntimeError:
-        return True
-    return False
-print(json.dumps({
-    "operators": sorted(filter(defined, operators)),
-    "classes": sorted(c.removeprefix("__torch__.torch.classes.") for c in classes),
-    "owned": sorted(filter(owned, namespaces)),
-    "namespaces": sorted(namespaces),
-}))
-"""
-
-
-@dataclass(frozen=True)
-class Registrations:
-    """What loading a library adds to a process."""
-
-    operators: frozenset[str]  # namespace::name.overload, with a schema
-    classes: frozenset[str]  # namespace.Name
-    owned: frozenset[str]  # namespaces of TORCH_LIBRARY: one library in a process may have each
-    namespaces: frozenset[str]
-
-    @classmethod
-    def of(cls, path: Path, digest: str, beside: Sequence[_Loaded] = ()) -> Registrations:
-        """What the library at `path` registers, beside others, remembered in its folder.
-
-        Raises:
-            BuildError: it doesn't load, or ends the process that loads it.
-        """
-        context = hashlib.sha256(" ".join([digest, *(other.digest for other in beside)]).encode()).hexdigest()[:16]
-        record = path.with_name(f"{path.name}.{context}.json")
-        try:
-            found = json.loads(record.read_text())
-        except (OSError, ValueError):
-            found = _probe(path, [other.path for other in beside])
-            with suppress(OSError):  # a folder that can't be written, such as a prefix: asked again next time
-                record.write_text(json.dumps(found))
-        return cls(*(frozenset(found[part]) for part in ("operators", "classes", "owned", "namespaces")))
-
-
-def _probe(path: Path, beside: Sequence[Path]) -> dict[str, list[str]]:
-    command = [sys.executable, "-c", _PROBE, str(path), *map(str, beside)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    what = next((line.partition("what():")[2].strip() for line in lines if "what():" in line), None)
-    raise BuildError(f"{path} doesn't load: {what or (lines or ['it ends the process'])[-1]}")
 
 
 @dataclass
@@ -103,23 +20,36 @@ class _Loaded:
     path: Path
     digest: str
     registrations: Registrations
-    has_autograd_nodes: bool
-    handle: int | None
+    stays: str
+    handle: int
+
+    @property
+    def neighbour(self) -> rehearsal.Neighbour:
+        return rehearsal.Neighbour(self.path, self.digest, self.registrations, self.stays)
 
 
 _lock = threading.RLock()
 _loaded: list[_Loaded] = []
 
 
+def _unlock_in_child() -> None:
+    """A forked child has the lock as it was held, and none of the threads that would let it go."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
+
+
 def load(path: Path, *, trusted: bool = False) -> Path:
     """Loads the operator library at `path`, or finds its content loaded, and returns the loaded file.
 
-    Another build of the same name makes room first. No operator of that may be running in another
-    thread meanwhile: its code is unmapped.
+    Another build of the same name that registers the same makes room first. No operator of that may be running
+    in another thread meanwhile: its registrations are taken away.
 
     Args:
-        trusted: the library is this package's own, and is loaded without a look at what it registers where
-            nothing of it is registered yet.
+        trusted: the library is this package's own, and is loaded without a rehearsal where it is the first of
+            its name.
 
     Raises:
         BuildError: it doesn't load, registers again what this process has registered, or can't take the
@@ -127,33 +57,23 @@ def load(path: Path, *, trusted: bool = False) -> Path:
     """
     with _lock:
         digest = cache.file_digest(path)
-        known = next((each for each in _loaded if each.digest == digest), None)
-        if known and known.handle is not None:
+        if known := next((each for each in _loaded if each.digest == digest), None):
             return known.path
         if elsewhere := _loaded_elsewhere(digest):
             return elsewhere
-        rivals = [each for each in _loaded if each.path.name == path.name]
-        before = _operators(), fakes.class_names()
-        probed = None if trusted and not rivals else Registrations.of(path, digest)
-        for rival in rivals:
-            _unload(rival, path)
-        if probed:
-            _refuse_registered(path, probed)
-            # What two libraries say of one operator may disagree: seen before it ends this process.
-            neighbours = [each for each in _loaded if each.registrations.namespaces & probed.namespaces]
-            if neighbours:
-                Registrations.of(path, digest, neighbours)
+        rehearsed = None
+        if not trusted or any(each.path.name == path.name for each in _loaded):
+            rehearsed = _make_room(path, digest)
+        content = path.read_bytes()
+        handles: list[int] = []
         try:
-            library = ctypes.CDLL(str(path))
+            found = registry.of_loading(lambda: handles.append(ctypes.CDLL(str(path))._handle))
+            found = rehearsed or found  # an operator that lives on looks as if it had been there before
         except OSError as error:
             raise BuildError(f"{path} doesn't load: {error}") from error
         torch.ops.loaded_libraries.add(str(path))
-        operators, classes = _operators() - before[0], fakes.class_names() - before[1]
-        spaces = {name.split("::")[0] for name in operators} | {name.split(".")[0] for name in classes}
-        registered = probed or Registrations(frozenset(operators), frozenset(classes), frozenset(), frozenset(spaces))
-        nodes = b"_ZTIN5torch8autograd4NodeE" in path.read_bytes()
-        _loaded.append(_Loaded(path, digest, registered, nodes, library._handle))
-        for name in sorted(classes):
+        _loaded.append(_Loaded(path, digest, found, _why_it_stays(found, content), handles[0]))
+        for name in sorted(found.classes):
             fakes.derive(name)
         fakes.keep_gradients_of_class_calls()
         return path
@@ -161,95 +81,90 @@ def load(path: Path, *, trusted: bool = False) -> Path:
 
 def namespaces(path: Path) -> frozenset[str]:
     """The namespaces that the loaded library at `path` has operators or classes in."""
-    return next((each.registrations.namespaces for each in _loaded if each.path == path), frozenset())
+    with _lock:
+        known = next((each.registrations for each in _loaded if each.path == path), None)
+        if known is None:  # torch.ops.load_library has loaded it
+            known = rehearsal.rehearse(path, cache.file_digest(path), ()).registrations
+        return known.namespaces
 
 
-def _operators() -> set[str]:
-    return set(torch._C._dispatch_get_all_op_names())
+def _make_room(path: Path, digest: str) -> Registrations:
+    """Sees that the library at `path` can be loaded, unloads what it replaces, and says what it registers.
+
+    Raises:
+        BuildError: it can't.
+    """
+    ours = {each.path for each in _loaded}
+    others = [Path(name) for name in sorted(torch.ops.loaded_libraries) if Path(name) not in ours]
+    nothing = Registrations({}, frozenset(), frozenset(), frozenset())
+    neighbours = [each.neighbour for each in _loaded]
+    neighbours += [rehearsal.Neighbour(each, cache.file_digest(each), nothing, "") for each in others if each.is_file()]
+    outcome = rehearsal.rehearse(path, digest, neighbours)
+    rivals = [each for each in _loaded if each.path in outcome.rivals]
+    for rival in rivals:
+        if rival.stays:
+            raise BuildError(
+                f"{path.name} has changed and can't take the place of the loaded one, which has {rival.stays}: "
+                "restart Python (in a notebook, the kernel)"
+            )
+    _refuse_registered(path, outcome.registrations, rivals)
+    if outcome.error and rivals:
+        raise BuildError(
+            f"{path} can't take the place of the loaded {path.name} ({outcome.error}): "
+            "restart Python (in a notebook, the kernel)"
+        )
+    if outcome.error:
+        raise BuildError(f"{path} doesn't load: {outcome.error}")
+    for rival in rivals:
+        _loaded.remove(rival)
+        before, after = rival.registrations, outcome.registrations
+        if not unloading.unload(rival.path, rival.handle, before.operators, after.operators):
+            raise BuildError(
+                f"{rival.path} can't be unloaded to load {path}: restart Python (in a notebook, the kernel)"
+            )
+        unloading.forget(rival.path, before.namespaces)
+    return outcome.registrations
 
 
-def _is_defined(operator: str) -> bool:
-    """Whether the operator has a schema: a fake in Python may outlive the library that defined it."""
-    name, _, overload = operator.partition(".")
-    try:
-        torch._C._dispatch_find_schema_or_throw(name, overload)
-    except RuntimeError:
-        return False
-    return True
+def _why_it_stays(registrations: Registrations, content: bytes) -> str:
+    """What in a library can't be taken out of a process; nothing where all can."""
+    if registrations.classes or b"N5torch17CustomClassHolderE" in content:
+        return "a custom class"
+    return "C++ autograd nodes" if b"_ZTIN5torch8autograd4NodeE" in content else ""
 
 
 def _loaded_elsewhere(digest: str) -> Path | None:
-    """A file of that content which torch.ops.load_library has loaded."""
+    """A file of that content which torch.ops.load_library has loaded, and which is still the one that was."""
+    ours = {each.path for each in _loaded}
     for name in torch.ops.loaded_libraries:
         path = Path(name)
-        if path.is_file() and cache.file_digest(path) == digest:
+        if path not in ours and path.is_file() and cache.file_digest(path) == digest and _is_mapped(path):
             return path
     return None
 
 
-def _unload(rival: _Loaded, path: Path) -> None:
-    """Takes a library and its operators out of the process, to make room for the one at `path`."""
-    registered = rival.registrations
-    keeps = "a custom class" if registered.classes else "C++ autograd nodes" if rival.has_autograd_nodes else None
-    if keeps:
+def _is_mapped(path: Path) -> bool:
+    inode = f" {path.stat().st_ino} "
+    maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
+    return any(inode in line and line.endswith(path.name) for line in maps.splitlines())
+
+
+def _refuse_registered(path: Path, registrations: Registrations, rivals: list[_Loaded]) -> None:
+    leaves = frozenset().union(*(each.registrations.names for each in rivals))
+
+    def refuse(what: str, name: str) -> None:
+        owner = next((f"from {each.path}" for each in _loaded if name in each.registrations.names), "from elsewhere")
         raise BuildError(
-            f"{path.name} has changed and can't take the place of the loaded one, which has {keeps}: "
-            "restart Python (in a notebook, the kernel)"
-        )
-    if rival.handle is not None:
-        # An operator that somebody holds stays an entry of the dispatcher, with or without a schema: a
-        # registration that does nothing, on a key that nothing uses, keeps it.
-        for operator in sorted(registered.operators - _keepers.keys()):
-            _keepers[operator] = torch.library.Library(operator.split("::")[0], "IMPL")
-            _keepers[operator].impl(operator, torch.library.fallthrough_kernel, "FPGA")
-        _ctypes.dlclose(rival.handle)
-        rival.handle = None
-    if any(map(_is_defined, registered.operators)) or _is_mapped(rival.path):
-        raise BuildError(f"{rival.path} can't be unloaded to load {path}: restart Python (in a notebook, the kernel)")
-    _loaded.remove(rival)
-    torch.ops.loaded_libraries.discard(str(rival.path))
-    # torch.ops remembers operators by name: the next look finds the new ones.
-    for namespace in registered.namespaces:
-        torch.ops.__dict__.pop(namespace, None)
-
-
-_keepers: dict[str, torch.library.Library] = {}
-
-
-def _refuse_registered(path: Path, registrations: Registrations) -> None:
-    def refuse(what: str, verb: str = "registers") -> None:
-        owner = next((f" from {each.path}" for each in _loaded if what.split()[-1] in _names(each)), " from elsewhere")
-        raise BuildError(
-            f"{path} {verb} the {what}, which this process has{owner}: "
+            f"{path} registers the {what} {name}, which this process has {owner}: "
             "give it another name or namespace, or restart Python without the other"
         )
 
-    for operator in sorted(registrations.operators):
-        if _is_defined(operator):
-            refuse(f"operator {operator}")
-    for name in sorted(registrations.classes & fakes.class_names()):
-        refuse(f"class {name.replace('.', '::', 1)}")
-    for namespace in sorted(registrations.owned):
-        if _is_owned(namespace):
-            refuse(f"namespace {namespace}", "registers (by TORCH_LIBRARY)")
-
-
-def _names(loaded: _Loaded) -> set[str]:
-    registered = loaded.registrations
-    classes = {name.replace(".", "::", 1) for name in registered.classes}
-    return {*registered.operators, *classes, *registered.owned}
-
-
-def _is_owned(namespace: str) -> bool:
-    """Whether a library has registered the namespace by TORCH_LIBRARY, or Python by "DEF"."""
-    try:
-        trial = torch.library.Library(namespace, "DEF")
-    except RuntimeError:
-        return True
-    trial._destroy()
-    return False
-
-
-def _is_mapped(path: Path) -> bool:
-    with open("/proc/self/maps") as maps:
-        return any(str(path) in line for line in maps)
+    for operator in sorted(registrations.operators.keys() - leaves):
+        if registry.schema_of(operator) is not None:
+            refuse("operator", operator)
+    classes = {name.replace(".", "::", 1) for name in registrations.classes & registry.class_names()}
+    for name in sorted(classes - leaves):
+        refuse("class", name)
+    for namespace in sorted(registrations.owned - leaves):
+        if registry.is_owned(namespace):
+            refuse("namespace", namespace)

@@ -103,6 +103,14 @@ def torch_folder() -> Path:
     return Path(torch.__file__).parent
 
 
+def folders() -> list[Path]:
+    """Where headers and libraries lie that are no project's: torch's, CUDA's, the compilers' and the system's."""
+    compilers = [Path(os.path.realpath(path)).parent.parent for path in (find_cxx(), find_cc()) if path]
+    own = [torch_folder(), *filter(None, [find_cuda_home()]), Path(sys.base_prefix) / "include"]
+    # A compiler in /usr/bin doesn't make all of /usr the toolchain's.
+    return [*own, Path("/usr/include"), Path("/usr/lib"), *(each for each in compilers if each != Path("/usr"))]
+
+
 def platform() -> str:
     """The operating system and processor, such as ``linux x86_64``."""
     return f"{sys.platform} {os.uname().machine}"
@@ -298,8 +306,8 @@ def _remembered(program: str, ask) -> str:
         known = json.loads(record.read_text())
     except (OSError, ValueError):
         known = {}
-    if not isinstance(known, dict):
-        known = {}
+    if not isinstance(known, dict) or not re.search(r"\b\d+\.\d+", str(known.get(identity, "0.0"))):
+        known = {}  # damaged
     if identity not in known:
         known[identity] = ask(program)
         try:

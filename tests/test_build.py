@@ -159,6 +159,111 @@ class TestBuild:
 
         assert [build(1), build(2), build(2)] == [1, 2, 2]
 
+    @pytest.mark.parametrize(
+        "way",
+        [
+            "a macro given as a flag",
+            "__has_include, made later",
+            "shadowed by a new one",
+            "-isystem flag",
+            "CPATH",
+            "CPLUS_INCLUDE_PATH",
+            "response file",
+            "incbin",
+        ],
+    )
+    def test_is_made_again_when_what_it_reads_changes(
+        self, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        near, far = tmp_path / "near", tmp_path / "far"
+        for folder in (near, far):
+            folder.mkdir()
+        value, options = far / "value.h", {"include_dirs": [near, far]}
+        value.write_text("#define VALUE 1\n")
+        text = "#include HEADER\n"
+        if way == "a macro given as a flag":
+            options["cflags"] = [r"-DHEADER=\"value.h\""]
+        elif way == "__has_include, made later":
+            text = '#if __has_include("made.h")\n#define VALUE 2\n#else\n#define VALUE 1\n#endif\n'
+        elif way == "shadowed by a new one":
+            text = '#define HEADER "value.h"\n' + text
+        elif way == "response file":
+            text, options["cflags"] = "", [f"@{far}/flags"]
+            (far / "flags").write_text("-DVALUE=1\n")
+        elif way == "incbin":
+            (far / "value.bin").write_bytes(b"\1")
+            included = f'asm(".globl value; value: .incbin \\"{far}/value.bin\\"");'
+            text = f'{included}\nextern "C" char value;\n#define VALUE value\n'
+        else:
+            text, options = "#include <value.h>\n", {}
+            if way == "-isystem flag":
+                options["cflags"] = ["-isystem", str(far)]
+            else:
+                monkeypatch.setenv(way, str(far))
+        source = tmp_path / "tiny.cpp"
+        source.write_text(text + TINY.replace("42", "VALUE"))
+        first = ctypes.CDLL(str(Extension("tiny", [source], **options).build()))
+        assert first.answer() == 1
+        if way == "__has_include, made later":
+            (far / "made.h").write_text("")
+        elif way == "shadowed by a new one":
+            (near / "value.h").write_text("#define VALUE 2\n")
+        elif way == "response file":
+            (far / "flags").write_text("-DVALUE=2\n")
+        elif way == "incbin":
+            (far / "value.bin").write_bytes(b"\2")
+        else:
+            value.write_text("#define VALUE 2\n")
+        assert "will be built" in Extension("tiny", [source], **options).explain()
+        assert ctypes.CDLL(str(Extension("tiny", [source], **options).build())).answer() == 2
+
+    @pytest.mark.parametrize(
+        "ldflags", ["-L D,-lvalue", "-LD -lvalue", "-LD,-l:libvalue.a", "-Wl,D/libvalue.a", "@D/flags", "D/libvalue.a"]
+    )
+    def test_is_made_again_when_an_archive_changes(self, ldflags: str, tmp_path: Path) -> None:
+        def make_archive(value: int) -> None:
+            code = tmp_path / "value.c"
+            code.write_text(f"int value() {{ return {value}; }}\n")
+            subprocess.run(["cc", "-fPIC", "-c", code, "-o", tmp_path / "value.o"], check=True)
+            (tmp_path / "libvalue.a").unlink(missing_ok=True)
+            subprocess.run(["ar", "rcD", tmp_path / "libvalue.a", tmp_path / "value.o"], check=True)
+
+        (tmp_path / "flags").write_text(f"-L{tmp_path} -lvalue")
+        # -Wl takes the comma for itself; else it stands between flags here.
+        split = [ldflags] if ldflags.startswith("-Wl") else ldflags.split(",")
+        options = {"ldflags": [flag.replace("D", str(tmp_path), 1) for flag in split]}
+        source = tmp_path / "tiny.cpp"
+        source.write_text('extern "C" int value();\n' + TINY.replace("42", "value()"))
+        for value in (1, 2):
+            make_archive(value)
+            assert ctypes.CDLL(str(Extension("tiny", [source], **options).build())).answer() == value
+
+    def test_two_checkouts_with_a_header_that_only_the_compilers_know(self, tmp_path: Path) -> None:
+        # A header by a name that is put together: no look at the text finds it.
+        text = "#define QUOTED(name) #name\n#define HEADER(name) QUOTED(name)\n#include HEADER(value.h)\n"
+        libraries = []
+        for value in (1, 2):
+            folder = tmp_path / str(value)
+            folder.mkdir()
+            (folder / "value.h").write_text(f"#define VALUE {value}\n")
+            (folder / "tiny.cpp").write_text(text + TINY.replace("42", "VALUE"))
+            # Of one path a process has one library: a copy shows what was built.
+            libraries.append(shutil.copy(Extension("tiny", [folder / "tiny.cpp"]).build(), folder))
+        assert [ctypes.CDLL(library).answer() for library in libraries] == [1, 2]
+        (folder / "value.h").write_text("#define VALUE 3\n")
+        assert f"{folder}/value.h: changed since" in Extension("tiny", [folder / "tiny.cpp"]).explain()
+
+    def test_edits_while_it_is_compiled_are_seen_even_where_they_are_taken_back(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source, once = tmp_path / "tiny.cpp", tmp_path / "once"
+        source.write_text(TINY)
+        # The first compiler sees another text than was there before and is there after.
+        edits = f'sed -i s/42/7/ {source}; {REAL_CXX} "$@"; status=$?; sed -i s/7/42/ {source}; exit $status'
+        first = f'case "$*" in *" -c "*) [ -e {once} ] || {{ touch {once}; {edits}; }} ;; esac'
+        monkeypatch.setenv("CXX", str(write_program(tmp_path / "bin" / "g++", f'{first}\nexec {REAL_CXX} "$@"')))
+        assert ctypes.CDLL(str(Extension("tiny", [source]).build())).answer() == 42
+
     def test_without_a_compiler_never_serves_other_sources(self, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Extension("tiny", [source]).build()
         source.write_text(TINY + "// changed\n")
@@ -291,6 +396,23 @@ class TestRefusal:
         source.write_text(text)
         with pytest.raises(CompileError, match=re.escape(said)):
             Extension("tiny", [source], ldflags=ldflags).build()
+
+    def test_a_source_that_is_no_utf8(self, source: Path) -> None:
+        source.write_bytes(b"int gr\xf6\xdfe = nothing; // \xe4\n")
+        with pytest.raises(CompileError, match=r"libtiny\.so doesn't build: .*error"):
+            Extension("tiny", [source]).build()
+
+    @pytest.mark.parametrize("name", ["a b.cpp", "a:b/tiny.cpp", "a$b.cpp"])
+    def test_a_path_that_ninja_can_not_read(self, source: Path, name: str) -> None:
+        path = source.parent / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(TINY)
+        with pytest.raises(ValueError, match="ninja can't read a path with"):
+            Extension("tiny", [path])
+
+    def test_a_flag_that_is_no_string(self, source: Path) -> None:
+        with pytest.raises(ValueError, match=r"cflags must be a list of strings, got \[1\]"):
+            Extension("tiny", [source], cflags=[1])
 
     def test_the_first_error_is_found_in_any_language(
         self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

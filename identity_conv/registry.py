@@ -1,0 +1,101 @@
+"""What is registered with torch in this process: operators, custom classes, namespaces.
+
+This module touches what is private in torch for that; seen in torch 2.11, 2.13 and 2.14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+_CLASSES = "__torch__.torch.classes."
+
+
+@dataclass(frozen=True)
+class Registrations:
+    """What loading a library adds to a process."""
+
+    operators: dict[str, str]  # namespace::name.overload of those with a schema, and the schema
+    classes: frozenset[str]  # namespace.Name
+    owned: frozenset[str]  # namespaces of TORCH_LIBRARY: one library in a process may have each
+    namespaces: frozenset[str]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All that may be registered once, as one writes it."""
+        return frozenset({*self.operators, *(name.replace(".", "::", 1) for name in self.classes), *self.owned})
+
+    def to_json(self) -> dict[str, Any]:
+        """For `from_json`."""
+        return {name: value if isinstance(value, dict) else sorted(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Registrations:
+        """What `to_json` gave.
+
+        Raises:
+            ValueError: `value` is something else.
+        """
+        if not isinstance(value, dict) or set(value) != {each.name for each in fields(cls)}:
+            raise ValueError(f"no registrations: {value!r}")
+        sets = {name: frozenset(names) for name, names in value.items() if name != "operators"}
+        return cls(dict(value["operators"]), **sets)
+
+
+def operators() -> set[str]:
+    """Every operator, as ``namespace::name.overload`` or ``namespace::name``; also those without a schema."""
+    return set(torch._C._dispatch_get_all_op_names())
+
+
+def class_names() -> set[str]:
+    """Every custom class that has a method, as ``namespace.Class``."""
+    owners = (
+        schema.arguments[0].type.str()
+        for schema in torch._C._jit_get_custom_class_schemas()  # type: ignore[attr-defined]
+        if schema.arguments
+    )
+    return {owner.removeprefix(_CLASSES) for owner in owners if owner.startswith(_CLASSES)}
+
+
+def schema_of(operator: str) -> str | None:
+    """The operator's schema, or None: a kernel, or a fake in Python, may be there without."""
+    name, _, overload = operator.partition(".")
+    try:
+        torch._C._dispatch_find_schema_or_throw(name, overload)
+    except RuntimeError:
+        return None
+    return next(
+        (str(each) for each in torch._C._jit_get_schemas_for_operator(name) if each.overload_name == overload), ""
+    )
+
+
+def is_owned(namespace: str) -> bool:
+    """Whether a library has registered the namespace by TORCH_LIBRARY, or Python by "DEF"."""
+    try:
+        trial = torch.library.Library(namespace, "DEF")
+    except RuntimeError:
+        return True
+    except ValueError:  # one that torch keeps for itself
+        return False
+    trial._destroy()
+    return False
+
+
+def of_loading(load: Callable[[], object], mentioned: frozenset[str] = frozenset()) -> Registrations:
+    """Calls `load`, and says what that has registered.
+
+    Args:
+        mentioned: namespaces to look at beside those of the new operators and classes.
+    """
+    before = operators(), class_names()
+    owned_before = {namespace for namespace in mentioned if is_owned(namespace)}
+    load()
+    new = operators() - before[0]
+    classes = frozenset(class_names() - before[1])
+    namespaces = frozenset({name.split("::")[0] for name in new} | {name.split(".")[0] for name in classes})
+    owned = frozenset(filter(is_owned, namespaces | mentioned)) - owned_before
+    schemas = {name: schema for name in sorted(new) if (schema := schema_of(name)) is not None}
+    return Registrations(schemas, classes, owned, namespaces)
