@@ -413,3 +413,203 @@ def test_a_kernel_that_disagrees_with_anothers_schema_is_an_error(cache: Path) -
         cache,
     )
     assert "libtest_impl.so doesn't load: " in done.stdout
+
+
+TINY_OP = (
+    "#include <torch/library.h>\nstatic int64_t f() {{ return {value}; }}\nTORCH_LIBRARY({space}, m) {{ {more} }}\n"
+)
+DEFINES_F = 'm.def("f() -> int", &f);'
+
+
+def test_an_edit_may_add_change_and_remove_operators(cache: Path) -> None:
+    done = run(
+        """
+        source = folder / "edited.cpp"
+        def load(functions, registered):
+            library = f"TORCH_LIBRARY(test_edit, m) {{ {registered} }}"
+            source.write_text(f"#include <torch/library.h>\\n{functions}\\n{library}")
+            return Extension("edited", [source], cflags=["-O0"]).load().ops
+        f, g = "static int64_t f() { return 1; }", "static double g(double a, int64_t b) { return a + b; }"
+        assert load(f, 'm.def("f() -> int", &f);').f() == 1
+        first = torch.ops.test_edit.f.default
+        ops = load(f + g, 'm.def("f() -> int", &f); m.def("g(float a, int b) -> float", &g);')
+        assert (ops.f(), first(), ops.g(0.5, 2)) == (1, 1, 2.5)
+        saved = torch.ops.test_edit.f.default
+        # Another signature: what was saved of the old one says so.
+        changed = load("static double f(double a) { return 2 * a; }", 'm.def("f(float a) -> float", &f);')
+        assert changed.f(2.5) == 5.0
+        assert not hasattr(changed, "g")
+        for old in (saved, first):
+            try:
+                old()
+            except RuntimeError as error:
+                print(error)
+        assert load(f, 'm.def("f() -> int", &f);').f() == 1
+        """,
+        cache,
+    )
+    assert done.stdout.count("this operator has been replaced") == 2
+
+
+def test_extensions_of_one_name_that_register_other_things_stay_side_by_side(cache: Path) -> None:
+    run(
+        f"""
+        def load(space, value):
+            source = folder / space / "kernels.cpp"
+            source.parent.mkdir(exist_ok=True)
+            source.write_text({TINY_OP!r}.format(space=space, value=value, more={DEFINES_F!r}))
+            return Extension("kernels", [source], cflags=["-O0"]).load()
+        one, other = load("test_one", 1), load("test_other", 2)
+        assert (one.ops.f(), other.ops.f()) == (1, 2)
+        assert (load("test_one", 3).ops.f(), other.ops.f()) == (3, 2)
+        """,
+        cache,
+    )
+
+
+def test_a_header_that_the_key_does_not_know_is_edited(cache: Path) -> None:
+    run(
+        f"""
+        source, header = folder / "edited.cpp", folder / "value.h"
+        text = "#define QUOTED(n) #n\\n#define HEADER(n) QUOTED(n)\\n#include HEADER(value.h)\\n"
+        source.write_text(text + {TINY_OP!r}.format(space="test_edit", value="VALUE", more={DEFINES_F!r}))
+        for value in (1, 2):
+            header.write_text(f"#define VALUE {{value}}\\n")
+            assert Extension("edited", [source], cflags=["-O0"]).load().ops.f() == value
+        """,
+        cache,
+    )
+
+
+def test_memory_that_outlives_its_library(cache: Path) -> None:
+    run(
+        """
+        source = folder / "lent.cpp"
+        source.write_text('''
+            #include <ATen/ops/from_blob.h>
+            #include <torch/library.h>
+            static at::Tensor lend() {
+              float* memory = new float[16]();
+              return at::from_blob(memory, {16}, [](void* p) { delete[] static_cast<float*>(p); });
+            }
+            TORCH_LIBRARY(test_lend, m) { m.def("lend() -> Tensor", &lend); }
+        ''')
+        kept = Extension("lent", [source]).load().ops.lend()
+        source.write_text(source.read_text().replace("16", "8"))
+        assert Extension("lent", [source]).load().ops.lend().numel() == 8
+        assert kept.sum() == 0
+        del kept  # its deleter is code of the library that has left
+        """,
+        cache,
+    )
+
+
+def test_a_library_beside_those_that_it_needs_or_contradicts(cache: Path) -> None:
+    done = run(
+        """
+        def extension(name, text):
+            source = folder / f"{name}.cpp"
+            source.write_text("#include <torch/custom_class.h>\\n#include <torch/library.h>\\n" + text)
+            return Extension(name, [source], cflags=["-O0"])
+        owner = "struct State : torch::CustomClassHolder {};\\n"
+        extension("owner", owner + '''
+            static c10::intrusive_ptr<State> make() { return c10::make_intrusive<State>(); }
+            TORCH_LIBRARY(test_owner, m) { m.class_<State>("State"); m.def("make", &make); }
+        ''').load()
+        user = extension("user", '''
+            TORCH_LIBRARY(test_user, m) { m.def("take(__torch__.torch.classes.test_owner.State s) -> int"); }
+        ''').load()
+        assert "State" in str(user.ops.take.default._schema)
+        refused(extension("empty", "TORCH_LIBRARY(test_owner, m) {}").load)
+        torch.library.define("test_python::f", "(Tensor x) -> Tensor")
+        refused(extension("wrong", '''
+            static int64_t f(int64_t a) { return a; }
+            TORCH_LIBRARY_IMPL(test_python, CPU, m) { m.impl("f", &f); }
+        ''').load)
+        fallback = "TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }"
+        extension("fallback", fallback).load()
+        refused(extension("second", fallback).load)
+        # A class without a method is one too.
+        source = folder / "owner.cpp"
+        source.write_text(source.read_text() + "// edited\\n")
+        refused(Extension("owner", [source], cflags=["-O0"]).load)
+        """,
+        cache,
+    )
+    assert "libempty.so registers the namespace test_owner, which this process has from" in done.stdout
+    assert "libwrong.so doesn't load: Inferred operator schema" in done.stdout
+    assert "libsecond.so doesn't load: Tried to register multiple backend fallbacks" in done.stdout
+    assert "libowner.so has changed and can't take the place of the loaded one, which has a custom class" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("constructor", "refused"),
+    [
+        ('A() { puts("hello"); } ~A() { puts("bye"); }', ""),
+        ("~A() { abort(); }", ""),
+        ('A() { ssize_t n = write(2, "\\\\xf6\\\\n", 2); (void)n; }', ""),
+        ("A() { if (!fork()) { sleep(600); _exit(0); } }", ""),
+        ("A() { exit(0); }", "doesn't load: it ends the process"),
+        ('A() { throw std::runtime_error("no device"); }', "doesn't load: no device"),
+        ("A() { for (;;) sleep(1); }", "doesn't load: loading it takes more than 20 s"),
+    ],
+    ids=["prints", "aborts at exit", "writes no UTF-8", "forks", "exits", "throws", "hangs"],
+)
+def test_a_library_that_does_more_than_register(cache: Path, constructor: str, refused: str) -> None:
+    done = run(
+        f"""
+        import os
+        from identity_conv import rehearsal
+        rehearsal.TIMEOUT_S = 20
+        (folder / "random.py").write_text("raise RuntimeError('not this one')")
+        os.chdir(folder)  # a module there is none of the rehearsal's
+        source = folder / "acts.cpp"
+        source.write_text('''
+            #include <cstdio>
+            #include <cstdlib>
+            #include <stdexcept>
+            #include <unistd.h>
+            struct A {{ {constructor} }} a;
+        ''' + {TINY_OP!r}.format(space="test_acts", value=1, more={DEFINES_F!r}))
+        load = Extension("acts", [source], cflags=["-O0"]).load
+        if {refused!r}:
+            refused(load)
+        else:
+            assert load().ops.f() == 1
+        sys.stdout.flush()
+        os._exit(0)
+        """,
+        cache,
+    )
+    assert refused in done.stdout
+
+
+def test_what_torch_has_loaded_itself(cache: Path) -> None:
+    run(
+        f"""
+        source = folder / "tiny.cpp"
+        source.write_text({TINY_OP!r}.format(space="test_own", value=1, more={DEFINES_F!r}))
+        torch.ops.load_library(str(Extension("tiny", [source]).build()))
+        assert Extension("tiny", [source]).load().ops.f() == 1
+        """,
+        cache,
+    )
+
+
+@pytest.mark.parametrize("damage", ["", "{}", "[]", '"a"', '{"registrations": {}, "rivals": [], "error": ""}'])
+def test_a_damaged_record_is_made_again(cache: Path, damage: str) -> None:
+    run(
+        f"""
+        import subprocess
+        source = folder / "tiny.cpp"
+        source.write_text({TINY_OP!r}.format(space="test_own", value=1, more={DEFINES_F!r}))
+        library = Extension("tiny", [source]).load().library
+        code = "import _identity_conv_entry; from identity_conv import Extension as E; "
+        code += f"E('tiny', [{{str(source)!r}}]).load()"
+        for record in [*library.parent.glob("*.so.*.json"), library.parent / "finished.json",
+                       library.parent.parent.parent.parent / "compilers.json"]:
+            record.write_text({damage!r})
+            subprocess.run([sys.executable, "-c", code], check=True)
+        """,
+        cache,
+    )
