@@ -43,7 +43,8 @@ inline void output_like(torch::Library& m, const char* op, std::string argument)
    private:
     std::string argument_;
   };
-  m.impl(op, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(std::move(argument))));
+  m.impl(op,
+         torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(std::move(argument))));
 }
 
 }  // namespace identity_conv
