@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch._library.fake_class_registry import FakeScriptObject, global_fake_cla
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils._mode_utils import no_dispatch
 
 PREFIX = "__torch__.torch.classes."
 _STATE_H = "#include <identity_conv/state.h> writes it from the fields"
@@ -89,7 +91,7 @@ def derive(qualified: str) -> None:
     ]
 
     def unflatten(cls: type, flattened: Any) -> Any:
-        return cls(_rebuild(shown, real_class, schemas, flattened), dict(flattened))
+        return cls(_rebuild(shown, real_class, schemas, _without_data(flattened)), dict(flattened))
 
     body = {
         "_name": shown,
@@ -120,6 +122,64 @@ def _let_authors_replace() -> None:
         register(qualified, fake_class)
 
     global_fake_class_registry.register = replace  # type: ignore[method-assign]
+
+
+# --- tensors without data -------------------------------------------------------------------------
+
+
+class _NoData(torch.Tensor):
+    """A fake tensor with symbolic sizes, as C++ is given it.
+
+    By itself it would give a null pointer to who reads its data (``const_data_ptr``), which ends the process:
+    torch throws only where a tensor was made with elements. So this one is, and has its sizes then.
+    """
+
+    fake: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, fake: torch.Tensor) -> _NoData:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, [1] * fake.dim(), dtype=fake.dtype, device=fake.device, requires_grad=fake.requires_grad
+        )
+        with no_dispatch(), torch._C._AutoDispatchBelowADInplaceOrView(), _on_meta():
+            torch.ops.aten.set_.source_Storage_storage_offset(
+                made, made.untyped_storage(), fake.storage_offset(), fake.shape, fake.stride()
+            )
+        return made
+
+    def __init__(self, fake: torch.Tensor):
+        self.fake = fake
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, cls)]
+        out = func(*_with_data(args), **_with_data(kwargs or {}))
+        same = {id(each.fake): each for each in inputs}  # what is changed in place is returned as it came
+        return pytree.tree_map(lambda leaf: same[id(leaf)] if id(leaf) in same else _without_data(leaf), out)
+
+
+@contextmanager
+def _on_meta() -> Iterator[None]:
+    before = torch._C._meta_in_tls_dispatch_include()
+    torch._C._set_meta_in_tls_dispatch_include(True)
+    try:
+        yield
+    finally:
+        torch._C._set_meta_in_tls_dispatch_include(before)
+
+
+def _without_data(tree: Any) -> Any:
+    def wrap(fake: Any) -> Any:
+        symbolic = fake.layout == torch.strided and any(isinstance(size, torch.SymInt) for size in fake.shape)
+        return _NoData(fake) if symbolic else fake
+
+    return pytree.tree_map_only(fake_tensor.FakeTensor, wrap, tree)
+
+
+def _with_data(tree: Any) -> Any:
+    return pytree.tree_map_only(_NoData, lambda tensor: tensor.fake, tree)
 
 
 # --- a copy of an object --------------------------------------------------------------------------
@@ -216,7 +276,7 @@ def _meta(tensor: torch.Tensor) -> Any:
 _LOOKED = (
     "with symbolic sizes/strides",
     "Cannot access data pointer",
-    "doesn't have storage",
+    "data is not allocated yet",
 )
 
 
@@ -236,7 +296,7 @@ def _method(shown: str, name: str, schema: Any) -> Callable[..., Any]:
     def call(self: _Fake, *args: Any, **kwargs: Any) -> Any:
         _refuse_lost_state_gradient(self, f"{shown}.{name}", args, kwargs)
         try:
-            return getattr(self._real, name)(*args, **kwargs)
+            return _with_data(getattr(self._real, name)(*_without_data(args), **_without_data(kwargs)))
         except RuntimeError as error:
             if not _has_looked(error):
                 raise
@@ -274,7 +334,7 @@ def _derived(obj: Any) -> _Fake | None:
 def fields_of(obj: Any) -> list[tuple[str, Any]]:
     """The fields of a fake; of one written by hand, of the real object behind it."""
     fake = _derived(obj)
-    real = fake._real if fake else obj.real_obj if isinstance(obj, FakeScriptObject) else obj
+    real = fake._real if fake is not None else obj.real_obj if isinstance(obj, FakeScriptObject) else obj
     return list(real.__obj_flatten__()) if hasattr(real, "__obj_flatten__") else []
 
 
@@ -305,12 +365,15 @@ def watch_operator(name: str) -> None:
     takes_object = any(argument.type.str().startswith(PREFIX) for argument in op._schema.arguments)
 
     def rule(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if has_fake(name):
-            if takes_object and not _has_python_fake(name):
-                return _run_meta(mode, func, args, kwargs)
+        try:
+            if takes_object and not _has_python_fake(plain) and (key := _meta_key(plain)):
+                return _run_meta(mode, func, key, args, kwargs or {})
             return mode.__torch_dispatch__(func, types, args, kwargs)
-        raise NotImplementedError(_without_fake(func))
+        except fake_tensor.UnsupportedOperatorException as error:
+            if error.func is not func:
+                raise
+            # Not by this error's type, whose text dynamo replaces.
+            raise RuntimeError(_without_fake(func)) from None
 
     plain = name.removesuffix(".default")
     torch.library.register_torch_dispatch(plain, FakeTensorMode, rule)
@@ -319,17 +382,16 @@ def watch_operator(name: str) -> None:
 
 
 def _has_python_fake(name: str) -> bool:
-    return torch._library.simple_registry.singleton.find(name.removesuffix(".default")).fake_impl.kernel is not None
+    return torch._library.simple_registry.singleton.find(name).fake_impl.kernel is not None
 
 
-def has_fake(name: str) -> bool:
-    """Whether the operator can be traced: by a fake in Python, a Meta kernel, or one that serves every device."""
-    return _has_python_fake(name) or torch._C._dispatch_has_computed_kernel_for_dispatch_key(
-        name.removesuffix(".default"), "Meta"
-    )
+def _meta_key(name: str) -> str | None:
+    """Under which key the operator has a kernel that runs without data."""
+    keys = ("Meta", "CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    return next((key for key in keys if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)), None)
 
 
-def _run_meta(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def _run_meta(mode: FakeTensorMode, func: Any, key: str, args: Any, kwargs: Any) -> Any:
     def real(leaf: Any) -> Any:
         fake = _derived(leaf)
         if isinstance(leaf, FakeScriptObject) and fake is None:
@@ -337,11 +399,11 @@ def _run_meta(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
                 f"{func} takes an object whose fake class was written by hand: write its fake too, with "
                 f'@torch.library.register_fake("{func._schema.name}")'
             )
-        return fake._real if fake else leaf
+        return leaf if fake is None else fake._real
 
-    args, kwargs = pytree.tree_map(real, (args, kwargs))
+    args, kwargs = _without_data(pytree.tree_map(real, (args, kwargs)))
     with mode:
-        return func._op_dk(torch._C.DispatchKey.Meta, *args, **kwargs)
+        return _with_data(func._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs))
 
 
 def _without_fake(func: Any) -> str:

@@ -19,6 +19,7 @@ import base64
 import functools
 import itertools
 import pickle
+import types
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,8 +28,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
-from torch._higher_order_ops import torchbind
-from torch._higher_order_ops.effects import _register_effectful_op
+from torch._higher_order_ops import effects, torchbind
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
@@ -218,7 +218,7 @@ def _state_operator(owner: str) -> Any:
     _library.impl(name, _state, "CompositeExplicitAutograd")
     qualified = f"identity_conv::{name}"
     torch.library.register_fake(qualified, lambda obj: torch.empty(2, dtype=torch.int64), lib=_library)
-    _register_effectful_op(f"{qualified}.default", None)
+    effects._register_effectful_op(f"{qualified}.default", None)
     op = getattr(torch.ops.identity_conv, name).default
     _keep_in_checkpoints(op)
     return op
@@ -298,9 +298,7 @@ def _backward(text: str, state: torch.Tensor, tensors: Any, numbers: Any, grads:
 def _only_wanted_leaves(obj: Any) -> Iterator[None]:
     """The object's own tensors that require grad get theirs, as in eager, unless it was asked for others alone."""
     state = [leaf for leaf in _tensors(obj.__obj_flatten__()) if leaf.requires_grad and leaf.is_leaf]
-    node = torch.autograd.graph.get_gradient_edge
-    running = torch._C._current_graph_task_id() != -1
-    left = [leaf for leaf in state if running and not torch._C._will_engine_execute_node(node(leaf).node)]
+    left = [] if _all_are_wanted() else state
     before = [leaf.grad for leaf in left]
     for leaf in left:
         leaf.grad = None
@@ -309,6 +307,14 @@ def _only_wanted_leaves(obj: Any) -> Iterator[None]:
     finally:
         for leaf, grad in zip(left, before, strict=True):
             leaf.grad = grad
+
+
+def _all_are_wanted() -> bool:
+    """Whether what runs is ``backward()``, and not ``grad`` for some inputs: as far as this node's neighbours tell."""
+    node = torch._C._current_autograd_node()
+    if node is None:
+        return True
+    return all(torch._C._will_engine_execute_node(each) for each, _ in node.next_functions if each is not None)
 
 
 def _random_state(tensors: Any) -> Any:
@@ -338,6 +344,16 @@ def keep_those_of_methods() -> None:
         name = f"{fakes.class_of(obj).replace('.', '::')}.{method}"
         return _call(name, True, (obj, *args), kwargs)
 
+    schema_of = effects._get_schema
+
+    def get_schema(op: Any, args: Any, kwargs: Any = None) -> Any:
+        # A method's tuple is one return, and its effects' rule expects as many returns as it gets outputs.
+        schema = schema_of(op, args, kwargs)
+        if op is call_torchbind and len(schema.returns) == 1 and isinstance(schema.returns[0].type, torch.TupleType):
+            return types.SimpleNamespace(returns=schema.returns[0].type.elements())
+        return schema
+
+    effects._get_schema = get_schema
     call_torchbind.py_kernels[DispatchKey.Autograd] = rule
     call_torchbind._dispatch_cache.clear()
     _keep_in_checkpoints(call_torchbind)
