@@ -160,6 +160,37 @@ class _NoData(torch.Tensor):
         return pytree.tree_map(lambda leaf: same[id(leaf)] if id(leaf) in same else _without_data(leaf), out)
 
 
+def _run(method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Calls a C++ method with fake tensors.
+
+    torch answers ``sizes()`` of a fake tensor by fixing its sizes to those that it happens to have. That is
+    refused here. But torch itself asks once for each tensor of a tuple that is returned, and forgets.
+
+    Raises:
+        RuntimeError: the method has asked.
+    """
+    handlers, size = fake_tensor._DISPATCH_META_HANDLERS, torch.ops.aten.size.default
+    answer, asked = handlers[size], []
+
+    def note(arguments: Any) -> Any:
+        tensor = arguments[0]
+        if all(isinstance(each, int) for each in tensor.size()):
+            return answer(arguments)
+        asked.append(_with_data(tensor))
+        return tuple(each if isinstance(each, int) else each.node.hint or 1 for each in tensor.size())
+
+    handlers[size] = note
+    try:
+        result = method(*_without_data(args), **_without_data(kwargs))
+        result = _with_data(result)
+    finally:
+        handlers[size] = answer
+    returned = pytree.tree_leaves(result) if isinstance(result, tuple) else []
+    if any(sum(each is one for one in asked) > sum(each is one for one in returned) for each in asked):
+        raise RuntimeError("sizes() of a tensor with symbolic sizes/strides")
+    return result
+
+
 @contextmanager
 def _on_meta() -> Iterator[None]:
     before = torch._C._meta_in_tls_dispatch_include()
@@ -296,7 +327,7 @@ def _method(shown: str, name: str, schema: Any) -> Callable[..., Any]:
     def call(self: _Fake, *args: Any, **kwargs: Any) -> Any:
         _refuse_lost_state_gradient(self, f"{shown}.{name}", args, kwargs)
         try:
-            return _with_data(getattr(self._real, name)(*_without_data(args), **_without_data(kwargs)))
+            return _run(getattr(self._real, name), args, kwargs)
         except RuntimeError as error:
             if not _has_looked(error):
                 raise
@@ -377,7 +408,8 @@ def watch_operator(name: str) -> None:
 
     plain = name.removesuffix(".default")
     torch.library.register_torch_dispatch(plain, FakeTensorMode, rule)
-    if takes_object:
+    if takes_object:  # with a fake of one torch asks here
+        op.py_impl(FakeTensorMode)(lambda mode, *args, **kwargs: rule(mode, op, (), args, kwargs))
         gradients.keep_those_of_operator(name)
 
 
@@ -401,9 +433,9 @@ def _run_meta(mode: FakeTensorMode, func: Any, key: str, args: Any, kwargs: Any)
             )
         return leaf if fake is None else fake._real
 
-    args, kwargs = _without_data(pytree.tree_map(real, (args, kwargs)))
+    args, kwargs = pytree.tree_map(real, (args, kwargs))
     with mode:
-        return _with_data(func._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs))
+        return _run(functools.partial(func._op_dk, getattr(torch._C.DispatchKey, key)), args, kwargs)
 
 
 def _without_fake(func: Any) -> str:

@@ -97,6 +97,15 @@ def test_a_method_that_looks_at_a_traced_tensor_is_named(foreign, method: str) -
     assert "use sym_size" in message
 
 
+def test_sizes_stay_symbolic_through_a_tuple(foreign) -> None:
+    module = Calls(foreign.Several(2.0), "pair")
+    free = {0: torch.export.Dim("n")}
+    program = identity_conv.export(module, (x, x + 1), dynamic_shapes=((free, free),))
+    y = torch.ones(7)
+    for one, other in zip(program.module()(y, y), module(y, y), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_field_of_a_derived_fake_may_have_any_name(foreign) -> None:
     assert [field for field, _ in foreign.Ordered(2, 5).__obj_flatten__()] == ["_copy", "_real"]
     for y in traced(foreign.Ordered(2, 5), x):
