@@ -121,7 +121,7 @@ def _let_authors_replace() -> None:
                 global_fake_class_registry.deregister(qualified)
         register(qualified, fake_class)
 
-    global_fake_class_registry.register = replace  # type: ignore[method-assign]
+    global_fake_class_registry.register = replace  # type: ignore[method-assign, assignment]
 
 
 # --- tensors without data -------------------------------------------------------------------------
@@ -150,10 +150,12 @@ class _NoData(torch.Tensor):
     def __init__(self, fake: torch.Tensor):
         self.fake = fake
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, cls)]
         out = func(*_with_data(args), **_with_data(kwargs or {}))
         same = {id(each.fake): each for each in inputs}  # what is changed in place is returned as it came
@@ -233,7 +235,9 @@ def _rebuild(shown: str, real_class: Any, schemas: dict[str, Any], flattened: An
             copy = make()
             again = copy.__obj_flatten__()
         except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, IndexError) as error:
-            causes.append(f"{what}: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}")
+            causes.append(
+                f"{what}: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
+            )
             continue
         wrong = _differences(flattened, again)
         if not wrong:
@@ -264,7 +268,7 @@ def _ways(
 
 
 def _from_state(shown: str, state: Any) -> Any:
-    obj = torch.ScriptObject.__new__(torch.ScriptObject)
+    obj: Any = torch.ScriptObject.__new__(torch.ScriptObject)
     obj.__setstate__((state, PREFIX + shown.replace("::", ".")))
     return obj
 
@@ -320,7 +324,6 @@ def _has_looked(error: RuntimeError) -> bool:
         symbolic_shapes.GuardOnDataDependentSymNode,
     )
     return isinstance(error, kinds) or any(text in str(error) for text in _LOOKED)
-
 
 
 def _method(shown: str, name: str, schema: Any) -> Callable[..., Any]:
@@ -464,7 +467,9 @@ def output_like(name: str, argument: str) -> None:
     schema = operator(name)._schema
     tensors = [each.name for each in schema.arguments if each.type.str() == "Tensor"]
     if argument not in tensors:
-        raise ValueError(f"{name}: argument must be one of its tensors, {', '.join(tensors) or 'none'}; got {argument!r}")
+        raise ValueError(
+            f"{name}: argument must be one of its tensors, {', '.join(tensors) or 'none'}; got {argument!r}"
+        )
     if [each.type.str() for each in schema.returns] != ["Tensor"]:
         raise ValueError(f"{name}: only an operator that returns one tensor has an output like an argument: {schema}")
     index = [each.name for each in schema.arguments].index(argument)

@@ -162,8 +162,8 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 def _changes_state(call: _Call) -> str:
     return (
-        f"{call.name} changes the state of its object: under torch.compile a call that is differentiated may not, since "
-        f"its backward runs it again; {_REMEDY}"
+        f"{call.name} changes the state of its object: under torch.compile a call that is differentiated may not, "
+        f"since its backward runs it again; {_REMEDY}"
     )
 
 
@@ -229,11 +229,15 @@ def _state(obj: Any) -> torch.Tensor:
     serial = _serial_of.get(id(obj), -1)
     if serial not in _objects or _objects[serial]() is not obj:
         serial = _serial_of[id(obj)] = next(_serials)
-        _objects[serial] = weakref.ref(obj, lambda _, serial=serial: _objects.pop(serial, None))
+        _objects[serial] = weakref.ref(obj, functools.partial(_forget, serial))
     state = torch.tensor([serial, _digest(obj)], dtype=torch.int64)
     # Whoever keeps this tensor for a backward keeps the object with it, as a graph in eager does.
     state.object = obj  # type: ignore[attr-defined]
     return state
+
+
+def _forget(serial: int, _: Any) -> None:
+    _objects.pop(serial, None)
 
 
 def _digest(obj: Any) -> int:
@@ -261,8 +265,8 @@ def _backward(text: str, state: torch.Tensor, tensors: Any, numbers: Any, grads:
         raise RuntimeError(f"{call.name}: its object is gone, and under torch.compile its backward needs it")
     if _digest(obj) != digest:
         raise RuntimeError(
-            f"{call.name}: the state of its object changed between the call and its backward, which under torch.compile "
-            f"runs the call again: call backward first, or {_REMEDY}"
+            f"{call.name}: the state of its object changed between the call and its backward, which under "
+            f"torch.compile runs the call again: call backward first, or {_REMEDY}"
         )
     drawn = _random_state(tensors)
     with torch.enable_grad():

@@ -95,5 +95,5 @@ def test_mistakes_are_named(ops) -> None:
     with pytest.raises(RuntimeError, match="test_node::same returns one of its arguments: return a fresh tensor"):
         ops.same(numbers(3))
     y = ops.few(numbers(3), numbers(3))
-    with pytest.raises(RuntimeError, match="test_node::few: backward must return 2 gradients, .* got 1"):
+    with pytest.raises(RuntimeError, match=r"test_node::few: backward must return 2 gradients, .* got 1"):
         y.sum().backward()

@@ -209,7 +209,7 @@ def test_state_changed_before_backward_is_refused(foreign) -> None:
     obj = foreign.classes.Several(3.0)
     y = torch.compile(Net(lambda o, t: o.pair(t, t)[0], obj=obj), backend="aot_eager", fullgraph=True)(x)
     obj.set(4.0)
-    with pytest.raises(RuntimeError, match="test_foreign::Several.pair: the state of its object changed"):
+    with pytest.raises(RuntimeError, match=r"test_foreign::Several\.pair: the state of its object changed"):
         y.sum().backward()
 
 

@@ -74,15 +74,15 @@ def test_fields_are_keywords_accessors_and_named_pairs(cls) -> None:
 def test_objects_are_equal_by_every_field(cls, field: str) -> None:
     one, same, other = cls(**VALUES), cls(**VALUES), cls(**{**VALUES, field: OTHERS[field]})
     assert one == same
-    assert not one != same
+    assert (one != same) is False
     assert one != other
-    assert not one == other
+    assert (one == other) is False
 
 
 def test_nothing_else_is_equal_and_an_object_is_true(cls) -> None:
     obj = cls(**VALUES)
     for other in (None, 3, "text", [1], weight, identity_conv.IdentityConvCustomClass(3).conv):
-        assert not obj == other
+        assert (obj == other) is False
         assert obj != other
     assert obj
     assert identity_conv.IdentityConvCustomClass(3).conv
@@ -154,4 +154,6 @@ def test_a_field_that_cannot_be_carried_does_not_compile_and_says_so() -> None:
     extension = Extension("test_bad_field", [FIXTURES / "bad_field.cpp"])
     with pytest.raises(CompileError) as caught:
         extension.build()
-    assert "identity_conv/state.h: a field must be an int64_t, double, bool, std::string, at::Tensor" in str(caught.value)
+    assert "identity_conv/state.h: a field must be an int64_t, double, bool, std::string, at::Tensor" in str(
+        caught.value
+    )

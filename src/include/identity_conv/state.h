@@ -25,6 +25,9 @@
 // __setstate__, by names; __eq__ and __ne__, by value, false and true for anything of another type;
 // __repr__; and a truth value, true (by __len__, the number of fields).
 //
+// Put the class in an unnamed namespace, as everything of a library that only its registrations need:
+// torch knows classes by their C++ names, and two libraries with one name end the process.
+//
 // An object is made by the default constructor; then its fields are set and check() is called.
 // Where the state changes, methods do it.
 //
