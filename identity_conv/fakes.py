@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -171,24 +172,37 @@ def _run(method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     Raises:
         RuntimeError: the method has asked.
     """
+    from torch.fx.experimental.sym_node import SymNode  # slow to import, and here already
+
     handlers, size = fake_tensor._DISPATCH_META_HANDLERS, torch.ops.aten.size.default
-    answer, asked = handlers[size], []
+    answer, guard_int = handlers[size], SymNode.guard_int
+    asked: Counter[str] = Counter()
 
-    def note(arguments: Any) -> Any:
-        tensor = arguments[0]
-        if all(isinstance(each, int) for each in tensor.size()):
+    def hint(node: Any) -> int:
+        asked[str(node.expr)] += 1
+        return node.hint or 1
+
+    def by_dispatch(arguments: Any) -> Any:  # torch 2.11 and 2.13
+        sizes = arguments[0].size()
+        if all(isinstance(each, int) or each.node.maybe_as_int() is not None for each in sizes):
             return answer(arguments)
-        asked.append(_with_data(tensor))
-        return tuple(each if isinstance(each, int) else each.node.hint or 1 for each in tensor.size())
+        return tuple(each if isinstance(each, int) else hint(each.node) for each in sizes)
 
-    handlers[size] = note
+    def by_guard(node: Any, file: str, line: int) -> int:  # torch 2.14
+        if file.endswith("SymbolicShapeMeta.cpp") and node.maybe_as_int() is None:
+            return hint(node)
+        return guard_int(node, file, line)
+
+    handlers[size] = by_dispatch
+    SymNode.guard_int = by_guard  # type: ignore[method-assign]
     try:
-        result = method(*_without_data(args), **_without_data(kwargs))
-        result = _with_data(result)
+        result = _with_data(method(*_without_data(args), **_without_data(kwargs)))
     finally:
         handlers[size] = answer
+        SymNode.guard_int = guard_int  # type: ignore[method-assign]
     returned = pytree.tree_leaves(result) if isinstance(result, tuple) else []
-    if any(sum(each is one for one in asked) > sum(each is one for one in returned) for each in asked):
+    sizes = [each for leaf in returned if isinstance(leaf, torch.Tensor) for each in leaf.size()]
+    if asked - Counter(str(each.node.expr) for each in sizes if isinstance(each, torch.SymInt)):
         raise RuntimeError("sizes() of a tensor with symbolic sizes/strides")
     return result
 
@@ -247,8 +261,8 @@ def _rebuild(shown: str, real_class: Any, schemas: dict[str, Any], flattened: An
     parameters = [argument.name for argument in schemas["__init__"].arguments[1:]] if "__init__" in schemas else []
     raise TypeError(
         f"{shown}: no fake can be derived, since no copy of an object flattens to the fields "
-        f"{[field for field, _ in flattened]} again (the constructor takes {parameters}; {'; '.join(causes)}): give the "
-        f"constructor the names of __obj_flatten__ (torch::arg), or register a fake class by hand; {_STATE_H}"
+        f"{[field for field, _ in flattened]} again (the constructor takes {parameters}; {'; '.join(causes)}): give "
+        f"the constructor the names of __obj_flatten__ (torch::arg), or register a fake class by hand; {_STATE_H}"
     )
 
 

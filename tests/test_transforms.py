@@ -109,18 +109,15 @@ def test_export() -> None:
     x = torch.randn(2, 3, 4, 4)
     program = torch.export.export(identity_conv.IdentityModel(), (x,))
     for each in (program, program.run_decompositions(), program.run_decompositions({})):
-        assert "torch.ops.higher_order.call_torchbind" in str(each.graph)
+        assert "call_torchbind" in str(each.graph)
         assert "torch.ops.my_ops.identity_conv_op.default" in str(each.graph)
         assert torch.equal(each.module()(x), x)
 
 
-def test_strict_export() -> None:
+def test_strict_export_of_the_operator() -> None:
     x = torch.randn(2, 3, 4, 4)
     program = torch.export.export(identity_conv.IdentityConvCustomOp(), (x,), strict=True)
     assert torch.equal(program.module()(x), x)
-    # With an object torch's strict mode leaves its fake among the constants, and such a program doesn't run.
-    program = torch.export.export(identity_conv.IdentityModel(), (x,), strict=True)
-    assert "torch.ops.higher_order.call_torchbind" in str(program.graph)
 
 
 def test_deepcopy_keeps_state_apart() -> None:
@@ -154,7 +151,7 @@ def test_state_dict_has_the_object_where_asked(tmp_path) -> None:
         other.load_state_dict(state)
     file = io.BytesIO()
     torch.save(other, file)  # the hooks are pickled with it
-    with pytest.raises(TypeError, match="keep_in_state_dict: name must be an attribute .* got 'native1', Conv2d"):
+    with pytest.raises(TypeError, match=r"keep_in_state_dict: name must be an attribute .* got 'native1', Conv2d"):
         identity_conv.keep_in_state_dict(model, "native1")
 
 

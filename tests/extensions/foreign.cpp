@@ -135,12 +135,16 @@ TORCH_LIBRARY(test_foreign, m) {
       .def("counted", &Several::counted)
       .def("set", &Several::set)
       .def("whole", &Several::whole)
-      .def("__obj_flatten__", &Several::flatten);
+      .def("__obj_flatten__", &Several::flatten)
+      .def_pickle([](const c10::intrusive_ptr<Several>& self) { return self->factor_; },
+                  [](double factor) { return c10::make_intrusive<Several>(factor); });
   m.class_<Learned>("Learned")
       .def(torch::init<Tensor>(), "", {arg("weight")})
       .def("forward", &Learned::forward)
       .def("doubled", &Learned::doubled)
-      .def("__obj_flatten__", &Learned::flatten);
+      .def("__obj_flatten__", &Learned::flatten)
+      .def_pickle([](const c10::intrusive_ptr<Learned>& self) { return self->weight_; },
+                  [](Tensor weight) { return c10::make_intrusive<Learned>(std::move(weight)); });
   m.def("apply(__torch__.torch.classes.test_foreign.Learned obj, Tensor x) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(test_foreign, CompositeExplicitAutograd, m) { m.impl("apply", &apply); }
