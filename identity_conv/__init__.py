@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .building import CompileError
     from .diagnosis import doctor
     from .extension import Extension
-    from .model import IdentityConvCustomClass, IdentityConvCustomOp, IdentityModel
+    from .model import IdentityConvCustomClass, IdentityConvCustomOp, IdentityModel, keep_in_state_dict
     from .ops import identity_conv
     from .package import Package, compile_package, load_package
     from .program import export
@@ -36,6 +36,7 @@ _HOMES = {
     "doctor": "diagnosis",
     "export": "program",
     "identity_conv": "ops",
+    "keep_in_state_dict": "model",
     "load_package": "package",
 }
 
@@ -52,6 +53,7 @@ __all__ = [
     "doctor",
     "export",
     "identity_conv",
+    "keep_in_state_dict",
     "load_package",
 ]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from . import cache, fakes, registry, rehearsal, unloading
+from . import cache, fakes, gradients, registry, rehearsal, unloading
 from .registry import Registrations
 from .toolchain import BuildError
 
@@ -75,7 +75,9 @@ def load(path: Path, *, trusted: bool = False) -> Path:
         _loaded.append(_Loaded(path, digest, found, _why_it_stays(found, content), handles[0]))
         for name in sorted(found.classes):
             fakes.derive(name)
-        fakes.keep_gradients_of_class_calls()
+        for name in sorted(found.operators):
+            fakes.watch_operator(name)
+        gradients.keep_those_of_methods()
         return path
 
 

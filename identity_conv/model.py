@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -71,6 +74,53 @@ class IdentityModel(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.custom_op(self.native2(self.custom_class(self.native1(x))))
+
+
+def keep_in_state_dict(module: nn.Module, name: str) -> None:
+    """Puts the state of a custom class's object into ``module.state_dict()``, and takes it from there.
+
+    Without this a ``state_dict`` has nothing of an object, as torch has it; ``deepcopy``, ``pickle`` and
+    ``torch.save`` of the whole module keep it either way.
+
+    Args:
+        module: any module.
+        name: its attribute that is the object, of a class with ``def_pickle``.
+
+    Raises:
+        TypeError: the attribute is no such object.
+
+    Example::
+
+        >>> layer = IdentityConvCustomClass(3)
+        >>> keep_in_state_dict(layer, "conv")
+        >>> layer.state_dict()
+        OrderedDict({'conv': (1, ('channels', 3))})
+    """
+    obj = getattr(module, name, None)
+    if not isinstance(obj, torch.ScriptObject) or "__getstate__" not in obj._method_names():  # type: ignore[attr-defined]
+        raise TypeError(
+            f"keep_in_state_dict: name must be an attribute that is an object of a custom class with def_pickle, "
+            f"got {name!r}, {type(obj).__name__}"
+        )
+    # By functions of a module, so that the module is still pickled.
+    module.register_state_dict_post_hook(functools.partial(_save_object, name))
+    module.register_load_state_dict_pre_hook(functools.partial(_load_object, name))
+
+
+def _save_object(name: str, module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
+    state_dict[prefix + name] = getattr(module, name).__getstate__()[0]
+
+
+def _load_object(
+    name: str, module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any, strict: bool, missing: list[str],
+    *others: Any,
+) -> None:  # fmt: skip
+    if prefix + name not in state_dict:
+        missing.append(prefix + name)
+        return
+    new: Any = torch.ScriptObject.__new__(torch.ScriptObject)
+    new.__setstate__((state_dict.pop(prefix + name), getattr(module, name).__getstate__()[1]))
+    setattr(module, name, new)
 
 
 def _check_channels(channels: int) -> None:

@@ -58,7 +58,7 @@ def _end(operators: set[str]) -> None:
         return
 
     def ended(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("this operator has been replaced: its library was loaded again and has another, or none; look it up anew")
+        raise RuntimeError("this operator has been replaced (its library was edited and loaded again): look it up anew")
 
     packets = {name.partition(".")[0] for name in operators}
     for each in gc.get_objects():
