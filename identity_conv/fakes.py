@@ -189,14 +189,14 @@ def _run(method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return guard_int(node, file, line)
 
     handlers[size] = by_dispatch
-    SymNode.guard_int = by_guard  # type: ignore[method-assign]
+    SymNode.guard_int = by_guard  # type: ignore[method-assign, assignment]
     try:
         result = _with_data(method(*_without_data(args), **_without_data(kwargs)))
     finally:
         handlers[size] = answer
         SymNode.guard_int = guard_int  # type: ignore[method-assign]
     returned = pytree.tree_leaves(result) if isinstance(result, tuple) else []
-    sizes = [each for leaf in returned if isinstance(leaf, torch.Tensor) for each in leaf.size()]
+    sizes: list[Any] = [each for leaf in returned if isinstance(leaf, torch.Tensor) for each in leaf.size()]
     if asked - Counter(str(each.node.expr) for each in sizes if isinstance(each, torch.SymInt)):
         raise RuntimeError("sizes() of a tensor with symbolic sizes/strides")
     return result

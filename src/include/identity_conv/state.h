@@ -25,8 +25,8 @@
 // __setstate__, by names; __eq__ and __ne__, by value, false and true for anything of another type;
 // __repr__; and a truth value, true (by __len__, the number of fields).
 //
-// Put the class in an unnamed namespace, as everything of a library that only its registrations need:
-// torch knows classes by their C++ names, and two libraries with one name end the process.
+// Put the class in an unnamed namespace, as everything of a library that only its registrations
+// need: torch knows classes by their C++ names, and two libraries with one name end the process.
 //
 // An object is made by the default constructor; then its fields are set and check() is called.
 // Where the state changes, methods do it.
@@ -247,9 +247,9 @@ struct Kept<c10::Dict<K, V>> {
 };
 
 template <class Class, class = void>
-struct HasCheck : std::false_type {};
+struct ChecksState : std::false_type {};
 template <class Class>
-struct HasCheck<Class, std::void_t<decltype(std::declval<const Class&>().check())>>
+struct ChecksState<Class, std::void_t<decltype(std::declval<const Class&>().check())>>
     : std::true_type {};
 
 // "Affine", as registered.
@@ -306,7 +306,7 @@ struct Declared<Class, State<Class, Field<Class, T, has_default>...>> {
   }
 
   static Self checked(Self self) {
-    if constexpr (HasCheck<Class>::value) self->check();
+    if constexpr (ChecksState<Class>::value) self->check();
     return self;
   }
 
