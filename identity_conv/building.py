@@ -275,7 +275,7 @@ class Target:
             built = cpp_extension.load(
                 f"{self.file_name}.{time.time_ns()}",
                 [str(source) for source in sources],
-                extra_cflags=[*CFLAGS, *self.cflags],
+                extra_cflags=[*CFLAGS, *(["-DIDENTITY_CONV_CUDA"] if archs else []), *self.cflags],
                 extra_cuda_cflags=[*CUDA_CFLAGS, *self.cuda_cflags] if archs else None,
                 # libgomp stays unlinked: its symbols come with libtorch_cpu, and with them torch's threads.
                 extra_ldflags=flags,

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.export import ExportedProgram
@@ -110,15 +110,30 @@ def _runtime() -> ModuleType:
     return module
 
 
-class Package:
-    """A loaded `model.pt2`, called as the model was.
+#: What `load_package` takes for `cuda_graph`, as the binding has it.
+_CUDA_GRAPH = {False: 0, True: 1, "reuse outputs": 2}
 
-    An input that requires grad is run without grad.
+
+class Package:
+    """A loaded `model.pt2`, called as the model was; it may be used in a ``with`` block.
+
+    An input that requires grad is run without grad; one with a forward-mode tangent is refused. Calls
+    from several threads are safe. On CUDA a call is queued on the current stream.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        device: str | int | torch.device | None = None,
+        num_runners: int = 1,
+        cuda_graph: bool | Literal["reuse outputs"] = False,
+    ):
+        if cuda_graph not in _CUDA_GRAPH:
+            raise ValueError(f"load_package: cuda_graph must be False, True or 'reuse outputs', got {cuda_graph!r}")
         self.path = Path(path)
-        self._package = _runtime().Package.open(os.fspath(path))
+        where = None if device is None else str(torch.device(device))
+        self._package = _runtime().Package.open(os.fspath(path), where, num_runners, _CUDA_GRAPH[cuda_graph])
         in_spec, out_spec = self._package.call_spec
         self._in_spec = pytree.treespec_loads(in_spec)
         self._out_spec = pytree.treespec_loads(out_spec)
@@ -127,6 +142,12 @@ class Package:
         self._constants = {position: (name, value) for position, name, value in manifest.get("constants", [])}
         self._numbers = manifest.get("number outputs", [])
         self._has_manifest = bool(manifest)
+        self._run = self._package.run
+        # How many tensors are all that a call takes; -1 where its structure is richer.
+        count = len(self._in_spec.children()[0].children())
+        plain = not self._constants and self._in_spec == pytree.tree_structure(((0,) * count, {}))
+        self._plain = count if plain else -1
+        self._one_output = not self._numbers and self._out_spec.is_leaf()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model on `args` and `kwargs`, structured as in the export; returns what it returned.
@@ -134,9 +155,17 @@ class Package:
         Raises:
             TypeError: the arguments have another structure than the exported ones.
             ValueError: an argument that isn't a tensor has another value than in the export, where it
-                was compiled in.
+                was compiled in; or the package is closed.
             RuntimeError: a tensor has another shape, dtype or device than the package takes.
         """
+        if len(args) == self._plain and not kwargs:
+            outputs = self._run(*args)
+        else:
+            outputs = self._run(*self._flatten(args, kwargs))
+        return outputs[0] if self._one_output else self._unflatten(outputs)
+
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors of a call."""
         expected = self._in_spec.children()[1].context
         if set(kwargs) == set(expected):
             kwargs = {name: kwargs[name] for name in expected}
@@ -153,10 +182,62 @@ class Package:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if self._has_manifest and (self._constants or len(tensors) != len(leaves)):
             self._check_constants(leaves)
-        outputs = self._package.run(*tensors)
-        if self._numbers:
-            outputs = [value.item() if i in self._numbers else value for i, value in enumerate(outputs)]
-        return pytree.tree_unflatten(outputs, self._out_spec)
+        return tensors
+
+    def _unflatten(self, outputs: tuple[torch.Tensor, ...]) -> Any:
+        """What the model returned, from its tensors."""
+        leaves = [value.item() if i in self._numbers else value for i, value in enumerate(outputs)]
+        return pytree.tree_unflatten(leaves, self._out_spec)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model was loaded."""
+        return torch.device(self._package.device)
+
+    @property
+    def cuda_graph_fallback(self) -> str:
+        """Why calls run without the CUDA graph that was asked for; empty while none did."""
+        return self._package.cuda_graph_fallback
+
+    def constant_names(self) -> list[str]:
+        """The names of the weights and buffers, as the model's state dict has them."""
+        return self._package.constant_names
+
+    def constants(self) -> dict[str, torch.Tensor]:
+        """Copies of the weights and buffers by name, on the package's device."""
+        return self._package.constants()
+
+    def load_constants(self, constants: Mapping[str, torch.Tensor]) -> None:
+        """Replaces the weights and buffers that `constants` names, all at once; the others stay.
+
+        Other threads may call the package meanwhile: each call sees all of the old ones or all of the
+        new ones.
+
+        Args:
+            constants: tensors of the old ones' sizes and dtypes, on any device; they are copied. The
+                state dict of the model does, without what the export left out.
+
+        Raises:
+            RuntimeError: a name isn't the package's, or a tensor has another dtype or other sizes; all
+                the old ones are then as they were.
+            TypeError: a value isn't a tensor.
+
+        Example::
+
+            >>> package = load_package("model.pt2")
+            >>> package.load_constants({"native1.weight": torch.zeros(3, 3, 1, 1)})
+        """
+        self._package.load_constants(dict(constants))
+
+    def close(self) -> None:
+        """Unloads the model, after the calls under way; closing twice does nothing."""
+        self._package.close()
+
+    def __enter__(self) -> Package:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _check_constants(self, leaves: list[Any]) -> None:
         """Arguments that aren't tensors were compiled in: they must be what they were then."""
@@ -189,14 +270,33 @@ def _describe(spec: pytree.TreeSpec) -> str:
     return f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
 
 
-def load_package(path: str | os.PathLike[str]) -> Package:
-    """Loads the package at `path` for its device.
+def load_package(
+    path: str | os.PathLike[str],
+    *,
+    device: str | int | torch.device | None = None,
+    num_runners: int = 1,
+    cuda_graph: bool | Literal["reuse outputs"] = False,
+) -> Package:
+    """Loads the package at `path`.
 
     The operator libraries that it needs must be loaded: ``import identity_conv`` loads ``my_ops``, an
     :class:`identity_conv.Extension` loads its own.
 
+    Args:
+        path: the file.
+        device: where to load it, of the type that it was compiled for; by default the current device
+            of that type.
+        num_runners: how many calls from several threads may execute at once, 1 to 1024; a further one
+            waits. The weights are shared.
+        cuda_graph: capture the calls on a GPU and replay them. Each combination of input sizes has a
+            graph, captured on its second call, for the first 16 that come back; where capture is
+            illegal calls run without, with a warning that says why, and one is queued at a time.
+            Results are copied out of the graph; with ``"reuse outputs"`` they are its own memory, which
+            the next call with inputs of these sizes overwrites.
+
     Raises:
         FileNotFoundError: there is no file at `path`.
+        ValueError: `device` is of another type than the package, or another option is out of range.
         RuntimeError: the file is no package, is damaged, or needs an operator, a class or a device
             that isn't there.
 
@@ -205,4 +305,4 @@ def load_package(path: str | os.PathLike[str]) -> Package:
         >>> package = load_package("model.pt2")
         >>> y = package(torch.randn(2, 3, 8, 8))
     """
-    return Package(path)
+    return Package(path, device=device, num_runners=num_runners, cuda_graph=cuda_graph)

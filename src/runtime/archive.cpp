@@ -1,6 +1,8 @@
 #include "archive.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -129,13 +131,13 @@ bool leads_outside(const std::string& record) {
 PackageArchive::PackageArchive(const std::string& path)
     : path_(path), reader_(open_reader(path)), records_(reader_.getAllRecords()) {
   const std::vector<std::string> models = compiled_model_names(records_);
-  if (models.empty()) refuse(path_, describe_other_archive(records_));
+  if (models.empty()) refuse(describe_other_archive(records_));
   if (std::find(models.begin(), models.end(), "model") == models.end()) {
-    refuse(path_, "holds no compiled model named \"model\", but \"" + models.front() + "\"");
+    refuse("holds no compiled model named \"model\", but \"" + models.front() + "\"");
   }
   for (const std::string& record : records_) {
     if (leads_outside(record)) {
-      refuse(path_, "is corrupted: its record " + one_line(record) + " leads out of the archive");
+      refuse("is corrupted: its record " + one_line(record) + " leads out of the archive");
     }
   }
   check_headers();
@@ -148,7 +150,7 @@ void PackageArchive::check_headers() {
     file.seekg(static_cast<std::streamoff>(reader_.getRecordHeaderOffset(record)));
     file.read(head.data(), head.size());
     if (!file || std::string_view(head.data(), head.size()) != kLocalHeader) {
-      refuse(path_, "is corrupted: its record " + record + " has no header");
+      refuse("is corrupted: its record " + record + " has no header");
     }
   }
 }
@@ -158,13 +160,59 @@ std::string PackageArchive::read(const std::string& name) {
     const auto [data, size] = reader_.getRecord(name);
     return std::string(static_cast<const char*>(data.get()), size);
   } catch (const std::exception&) {
-    refuse(path_, "is corrupted: its record " + name + " cannot be read");
+    refuse("is corrupted: its record " + name + " cannot be read");
   }
 }
 
 bool PackageArchive::has(const std::string& name) const {
   return std::find(records_.begin(), records_.end(), name) != records_.end();
 }
+
+void PackageArchive::unpack(const std::string& name, const std::string& file) {
+  const int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
+  const auto fail = [&](int error) {
+    if (fd >= 0) close(fd);
+    throw PackageError(Kind::kHost, path_ + ": its record " + name + " cannot be written to " +
+                                        file + " (" + std::strerror(error) + ")");
+  };
+  if (fd < 0) fail(errno);
+
+  std::vector<char> chunk(std::size_t{1} << 20);
+  int error = 0;
+  std::size_t written = 0;
+  std::size_t size = 0;
+  bool read = true;
+  try {
+    size = reader_.getRecordSize(name);
+    reader_.getRecord(name, nullptr, size, chunk.size(), chunk.data(),
+                      [&](void*, const void* data, std::size_t count) {
+                        for (std::size_t done = 0; error == 0 && done < count;) {
+                          const ssize_t n =
+                              write(fd, static_cast<const char*>(data) + done, count - done);
+                          if (n < 0 && errno != EINTR) error = errno;
+                          if (n > 0) done += static_cast<std::size_t>(n);
+                        }
+                        written += count;
+                      });
+  } catch (const std::exception&) {
+    read = false;
+  }
+  if (error != 0) fail(error);
+  if (close(fd) != 0) {
+    throw PackageError(Kind::kHost, file + " cannot be written (" + std::strerror(errno) + ")");
+  }
+  if (!read || written != size) refuse("is corrupted: its record " + name + " cannot be read");
+}
+
+std::vector<std::string> PackageArchive::records_in(std::string_view folder) const {
+  std::vector<std::string> names;
+  for (const std::string& record : records_) {
+    if (starts_with(record, folder) && record.back() != '/') names.push_back(record);
+  }
+  return names;
+}
+
+void PackageArchive::refuse(const std::string& what) const { identity_conv::refuse(path_, what); }
 
 std::vector<std::string> PackageArchive::model_records(std::string_view suffix) const {
   std::vector<std::string> names;

@@ -21,8 +21,17 @@ class PackageArchive {
 
   bool has(const std::string& name) const;
 
+  // Writes the record into a new file; throws PackageError where it can't be read or written.
+  void unpack(const std::string& name, const std::string& file);
+
+  // The records below `folder`, which ends in a slash.
+  std::vector<std::string> records_in(std::string_view folder) const;
+
   // Records of the compiled model whose name ends in `suffix`.
   std::vector<std::string> model_records(std::string_view suffix) const;
+
+  // Throws PackageError of kind kNotAPackage: the path, and what the file is.
+  [[noreturn]] void refuse(const std::string& what) const;
 
  private:
   // Looks at each record's own header: torch's loader, where it fails, leaves its files behind.

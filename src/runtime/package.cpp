@@ -13,9 +13,10 @@
 #include "archive.h"
 #include "compiled_model.h"
 #include "contract.h"
+#include "cuda_graph.h"
 #include "error_text.h"
-#include "identity_conv/checks.h"
 #include "json.h"
+#include "plain_tensor.h"
 #include "requirements.h"
 
 namespace identity_conv {
@@ -66,9 +67,8 @@ void check_host_has_device(const std::string& path, c10::DeviceType type,
     throw PackageError(
         Kind::kHost, path + ": was compiled for " + name + ", and no such device is visible here");
   }
-  if (options.device_index >= count) {
-    throw PackageError(Kind::kHost, path + ": device " + name + ":" +
-                                        std::to_string(options.device_index) +
+  if (options.device && options.device->index() >= count) {
+    throw PackageError(Kind::kHost, path + ": device " + options.device->str() +
                                         " was asked for, and there are " + std::to_string(count));
   }
 }
@@ -84,10 +84,22 @@ void check_operators_are_registered(PackageArchive& archive, const std::string& 
   }
 }
 
+void check_options(const std::string& path, c10::DeviceType type, const PackageOptions& options) {
+  if (options.num_runners < 1 || options.num_runners > 1024) {
+    throw std::invalid_argument("num_runners must be 1 to 1024, got " +
+                                std::to_string(options.num_runners));
+  }
+  if (options.device && options.device->type() != type) {
+    throw std::invalid_argument(
+        path + ": device must be of type " + c10::DeviceTypeName(type, /*lower_case=*/true) +
+        ", for which the package was compiled, got " + options.device->str());
+  }
+}
+
 // The device of that type that the options ask for; the current one where they don't.
 c10::Device choose_device(c10::DeviceType type, const PackageOptions& options) {
   if (type == c10::DeviceType::CPU) return type;
-  if (options.device_index >= 0) return {type, options.device_index};
+  if (options.device && options.device->has_index()) return *options.device;
   return c10::impl::VirtualGuardImpl(type).getDevice();
 }
 
@@ -107,11 +119,14 @@ Contract read_contract(const Json& manifest, const std::string& path) {
   return Contract(manifest);
 }
 
-std::unique_ptr<CompiledModel> load_model(const std::string& path, PackageOptions options,
-                                          c10::Device device) {
-  options.device_index = device.index();
+std::unique_ptr<CompiledModel> load_model(PackageArchive& archive, const std::string& path,
+                                          c10::Device device, std::size_t num_runners,
+                                          bool capturable) {
+  const c10::DeviceGuard guard(device);
   try {
-    return std::make_unique<CompiledModel>(path, options);
+    return std::make_unique<CompiledModel>(archive, device, num_runners, capturable);
+  } catch (const PackageError&) {
+    throw;
   } catch (const std::exception& error) {
     const std::string text = error_text(error);
     const Kind kind =
@@ -120,35 +135,22 @@ std::unique_ptr<CompiledModel> load_model(const std::string& path, PackageOption
   }
 }
 
-// Whether every element of a strided tensor lies in memory that its storage has.
-bool lies_in_storage(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return true;
-  int64_t last = tensor.storage_offset();
-  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
-  const c10::Storage& storage = tensor.storage();
-  return storage.data() != nullptr &&
-         static_cast<size_t>(last + 1) * tensor.itemsize() <= storage.nbytes();
-}
-
 // The compiled code reads an input's memory through its data pointer, sizes and strides alone.
 at::Tensor readable_input(at::Tensor input, std::size_t index, bool mutated) {
   const auto refuse = [&](const std::string& what) {
     throw PackageError(Kind::kInput, "input " + std::to_string(index) + ": " + what);
   };
-  if (!input.defined()) refuse("must be a tensor, got an undefined one");
-  if (input.layout() != c10::kStrided || input.is_nested()) {
-    refuse(std::string("must be a dense (strided) tensor, got ") + layout_name(input));
-  }
-  if (!input.has_storage() || input.unsafeGetTensorImpl()->is_python_dispatch() ||
-      !lies_in_storage(input)) {
-    refuse(
-        "must be a plain tensor, got one whose data is elsewhere (a subclass, a wrapper, or one "
-        "whose storage was taken)");
-  }
+  const std::string unusable = describe_unusable(input);
+  if (!unusable.empty()) refuse(unusable);
   if (mutated && (input.requires_grad() || input.is_conj() || input.is_neg())) {
     refuse(
         "must be a tensor that the model can write to, got one that requires grad, or a conj or "
         "neg view");
+  }
+  if (input.unsafeGetTensorImpl()->autograd_meta() && input._fw_grad(/*level=*/0).defined()) {
+    refuse(
+        "must have no forward-mode tangent, which a compiled model would drop: call it on "
+        "torch.autograd.forward_ad.unpack_dual(x).primal");
   }
   if (input.requires_grad()) input = input.detach();
   if (input.is_conj()) input = input.resolve_conj();
@@ -166,6 +168,8 @@ class Package::Loaded {
   std::string manifest;
   std::optional<Contract> contract;
   std::unique_ptr<CompiledModel> model;
+  std::unique_ptr<GraphedModel> graphs;  // null where calls run without
+  std::string no_graphs;                 // why, where they were asked for
 };
 
 Package::Package(std::unique_ptr<Loaded> loaded) : loaded_(std::move(loaded)) {}
@@ -176,6 +180,7 @@ Package::~Package() = default;
 Package Package::open(const std::string& path, Options options) {
   PackageArchive archive(path);
   const c10::DeviceType type = read_device_type(archive, path);
+  check_options(path, type, options);
   check_host_has_device(path, type, options);
   check_operators_are_registered(archive, path);
   auto loaded = std::make_unique<Loaded>(choose_device(type, options));
@@ -185,7 +190,23 @@ Package Package::open(const std::string& path, Options options) {
       return read_contract(manifest, path);
     });
   }
-  loaded->model = load_model(path, options, loaded->device);
+  if (options.cuda_graph != CudaGraph::kOff) {
+    loaded->no_graphs = why_no_cuda_graphs(loaded->device);
+    if (loaded->no_graphs.empty() && !loaded->contract) {
+      loaded->no_graphs = "a package without a manifest doesn't say what its model writes to";
+    }
+    for (std::size_t i = 0; loaded->contract && i < loaded->contract->num_inputs(); ++i) {
+      if (loaded->contract->mutates(i)) {
+        loaded->no_graphs = "the model writes to its input " + std::to_string(i);
+      }
+    }
+  }
+  const bool graphs = options.cuda_graph != CudaGraph::kOff && loaded->no_graphs.empty();
+  loaded->model = load_model(archive, path, loaded->device, options.num_runners, graphs);
+  if (graphs) {
+    loaded->graphs = std::make_unique<GraphedModel>(*loaded->model,
+                                                    options.cuda_graph == CudaGraph::kReuseOutputs);
+  }
   if (loaded->contract && loaded->contract->num_inputs() != loaded->model->num_inputs()) {
     throw PackageError(Kind::kNotAPackage, path + ": is corrupted: its manifest names " +
                                                std::to_string(loaded->contract->num_inputs()) +
@@ -208,12 +229,32 @@ std::vector<at::Tensor> Package::run(std::vector<at::Tensor> inputs) {
   // The model's work goes to the current stream of the current device.
   const c10::DeviceGuard guard(loaded_->device);
   if (loaded_->contract) loaded_->contract->fit(inputs, loaded_->device);
+  if (loaded_->graphs) return loaded_->graphs->run(inputs);
   return loaded_->model->run(inputs, /*generated_checks=*/!loaded_->contract);
 }
 
 std::size_t Package::num_inputs() const { return loaded_->model->num_inputs(); }
 
 CallSpec Package::call_spec() const { return loaded_->model->call_spec(); }
+
+std::string Package::cuda_graph_fallback() const {
+  return loaded_->graphs ? loaded_->graphs->fallback() : loaded_->no_graphs;
+}
+
+std::vector<std::string> Package::constant_names() const {
+  return loaded_->model->constant_names();
+}
+
+ConstantMap Package::constants() const {
+  const c10::DeviceGuard guard(loaded_->device);
+  return loaded_->graphs ? loaded_->graphs->constants() : loaded_->model->constants();
+}
+
+void Package::load_constants(const ConstantMap& replacements) {
+  const c10::DeviceGuard guard(loaded_->device);
+  if (loaded_->graphs) return loaded_->graphs->load_constants(replacements);
+  loaded_->model->load_constants(replacements);
+}
 
 const std::string& Package::manifest() const { return loaded_->manifest; }
 

@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,6 +59,8 @@ PyObject* translating_exceptions(Body&& body) {
   } catch (const PackageError& error) {
     const bool no_file = error.kind() == PackageError::Kind::kNoSuchFile;
     PyErr_SetString(no_file ? PyExc_FileNotFoundError : package_error, error.what());
+  } catch (const std::invalid_argument& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::exception& error) {
@@ -72,6 +75,8 @@ struct PyPackage {
       // alone.
       std::shared_ptr<Package>
           package;
+  // Whether the user is yet to be told where calls run without the CUDA graph that was asked for.
+  bool tells_of_fallback;
 };
 
 std::shared_ptr<Package> open_package(PyObject* self) {
@@ -81,28 +86,27 @@ std::shared_ptr<Package> open_package(PyObject* self) {
 }
 
 PyObject* package_open(PyObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"path", "device_index", "num_runners", nullptr};
+  static const char* names[] = {"path", "device", "num_runners", "cuda_graph", nullptr};
   PyObject* path_bytes = nullptr;
-  int device_index = -1;
+  const char* device = nullptr;
   Py_ssize_t num_runners = 1;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&|in:open", const_cast<char**>(names),
-                                   PyUnicode_FSConverter, &path_bytes, &device_index,
-                                   &num_runners)) {
+  int cuda_graph = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&|zni:open", const_cast<char**>(names),
+                                   PyUnicode_FSConverter, &path_bytes, &device, &num_runners,
+                                   &cuda_graph)) {
     return nullptr;
   }
   const Ref path(path_bytes);
   if (num_runners < 1) {
-    return PyErr_Format(PyExc_ValueError, "num_runners must be at least 1, got %zd", num_runners);
-  }
-  if (device_index < -1 || device_index > 127) {
-    return PyErr_Format(PyExc_ValueError, "device_index must be -1 to 127, got %d", device_index);
+    return PyErr_Format(PyExc_ValueError, "num_runners must be 1 to 1024, got %zd", num_runners);
   }
 
   return translating_exceptions([&]() -> PyObject* {
     const std::string file = PyBytes_AS_STRING(path.get());
     Package::Options options;
-    options.device_index = static_cast<c10::DeviceIndex>(device_index);
+    if (device) options.device = c10::Device(device);
     options.num_runners = static_cast<std::size_t>(num_runners);
+    options.cuda_graph = static_cast<identity_conv::CudaGraph>(cuda_graph);
     std::shared_ptr<Package> package = [&] {
       const WithoutGil released;
       return std::make_shared<Package>(Package::open(file, options));
@@ -111,7 +115,9 @@ PyObject* package_open(PyObject* type, PyObject* args, PyObject* kwargs) {
     auto* python_type = reinterpret_cast<PyTypeObject*>(type);
     PyObject* self = python_type->tp_alloc(python_type, 0);
     if (!self) return nullptr;
-    new (&reinterpret_cast<PyPackage*>(self)->package) std::shared_ptr<Package>(std::move(package));
+    auto* opened = reinterpret_cast<PyPackage*>(self);
+    new (&opened->package) std::shared_ptr<Package>(std::move(package));
+    opened->tells_of_fallback = options.cuda_graph != identity_conv::CudaGraph::kOff;
     return self;
   });
 }
@@ -142,6 +148,21 @@ PyObject* wrap_all(std::vector<at::Tensor>&& tensors) {
   return tuple.release();
 }
 
+// A call under way has what this waits for, and may need the GIL.
+std::string cuda_graph_fallback(const Package& package) {
+  const WithoutGil released;
+  return package.cuda_graph_fallback();
+}
+
+// False, with an exception set, where the user has made the warning an error.
+bool tell_of_fallback(PyPackage* self, const Package& package) {
+  const std::string reason = cuda_graph_fallback(package);
+  if (reason.empty()) return true;
+  self->tells_of_fallback = false;
+  const std::string text = "runs without a CUDA graph: " + reason;
+  return PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) == 0;
+}
+
 PyObject* package_run(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   return translating_exceptions([&]() -> PyObject* {
     const std::shared_ptr<Package> package = open_package(self);
@@ -160,7 +181,84 @@ PyObject* package_run(PyObject* self, PyObject* const* args, Py_ssize_t count) {
       const WithoutGil released;
       return package->run(std::move(inputs));
     }();
+    auto* python_package = reinterpret_cast<PyPackage*>(self);
+    if (python_package->tells_of_fallback && !tell_of_fallback(python_package, *package)) {
+      return nullptr;
+    }
     return wrap_all(std::move(outputs));
+  });
+}
+
+PyObject* package_cuda_graph_fallback(PyObject* self, void*) {
+  return translating_exceptions([&]() -> PyObject* {
+    const std::shared_ptr<Package> package = open_package(self);
+    return package ? PyUnicode_FromString(cuda_graph_fallback(*package).c_str()) : nullptr;
+  });
+}
+
+PyObject* package_constant_names(PyObject* self, void*) {
+  return translating_exceptions([&]() -> PyObject* {
+    const std::shared_ptr<Package> package = open_package(self);
+    if (!package) return nullptr;
+    const std::vector<std::string> names = [&] {
+      const WithoutGil released;
+      return package->constant_names();
+    }();
+    Ref list(PyList_New(static_cast<Py_ssize_t>(names.size())));
+    for (std::size_t i = 0; list && i < names.size(); ++i) {
+      PyObject* name = PyUnicode_FromString(names[i].c_str());
+      if (!name) return nullptr;
+      PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), name);
+    }
+    return list.release();
+  });
+}
+
+PyObject* package_constants(PyObject* self, PyObject*) {
+  return translating_exceptions([&]() -> PyObject* {
+    const std::shared_ptr<Package> package = open_package(self);
+    if (!package) return nullptr;
+    identity_conv::ConstantMap constants = [&] {
+      const WithoutGil released;
+      return package->constants();
+    }();
+    Ref dict(PyDict_New());
+    for (auto& [name, value] : constants) {
+      const Ref tensor(THPVariable_Wrap(std::move(value)));
+      if (!dict || !tensor || PyDict_SetItemString(dict.get(), name.c_str(), tensor.get()) < 0) {
+        return nullptr;
+      }
+    }
+    return dict.release();
+  });
+}
+
+PyObject* package_load_constants(PyObject* self, PyObject* dict) {
+  return translating_exceptions([&]() -> PyObject* {
+    const std::shared_ptr<Package> package = open_package(self);
+    if (!package) return nullptr;
+    if (!PyDict_Check(dict)) {
+      return PyErr_Format(PyExc_TypeError, "constants must be a dict, got %.200s",
+                          Py_TYPE(dict)->tp_name);
+    }
+    identity_conv::ConstantMap replacements;
+    PyObject* name = nullptr;
+    PyObject* value = nullptr;
+    for (Py_ssize_t i = 0; PyDict_Next(dict, &i, &name, &value);) {
+      const char* text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : nullptr;
+      if (!text || !THPVariable_Check(value)) {
+        if (PyErr_Occurred()) return nullptr;
+        return PyErr_Format(PyExc_TypeError,
+                            "constants must map names to tensors, got %.200s for %R",
+                            Py_TYPE(value)->tp_name, name);
+      }
+      replacements.emplace(text, THPVariable_Unpack(value));
+    }
+    {
+      const WithoutGil released;
+      package->load_constants(replacements);
+    }
+    Py_RETURN_NONE;
   });
 }
 
@@ -203,14 +301,21 @@ PyCFunction as_method(Function* function) {
 
 PyMethodDef package_methods[] = {
     {"open", as_method(package_open), METH_CLASS | METH_VARARGS | METH_KEYWORDS,
-     "open(path, device_index=-1, num_runners=1)\n--\n\n"
+     "open(path, device=None, num_runners=1, cuda_graph=0)\n--\n\n"
      "Load a package; its operator libraries must be loaded before.\n\n"
-     "Raises FileNotFoundError, or PackageError with one sentence."},
+     "cuda_graph is 0 for none, 1 for graphs, 2 for graphs whose memory is handed out. Raises\n"
+     "FileNotFoundError, ValueError for an option, or PackageError with one sentence."},
     {"run", as_method(package_run), METH_FASTCALL,
      "run(*tensors)\n--\n\n"
      "Run the model on the tensors of its flattened arguments; returns a tuple of tensors.\n\n"
      "Inputs that require grad are run without it. Raises TypeError for an input that is no\n"
      "tensor, PackageError for one that the model was not compiled for, or where the model fails."},
+    {"constants", package_constants, METH_NOARGS,
+     "constants()\n--\n\nCopies of the model's constants, by name."},
+    {"load_constants", package_load_constants, METH_O,
+     "load_constants(constants)\n--\n\n"
+     "Replace constants by name, for all calls at once; raises PackageError and changes nothing\n"
+     "where one doesn't fit."},
     {"close", package_close, METH_NOARGS,
      "close()\n--\n\nUnload the model, after the calls under way; closing twice does nothing."},
     {nullptr, nullptr, 0, nullptr}};
@@ -218,6 +323,10 @@ PyMethodDef package_methods[] = {
 PyGetSetDef package_properties[] = {
     {"call_spec", package_call_spec, nullptr,
      "The pytree specs of the arguments and of the result, as two JSON strings.", nullptr},
+    {"constant_names", package_constant_names, nullptr, "The names of the constants, sorted.",
+     nullptr},
+    {"cuda_graph_fallback", package_cuda_graph_fallback, nullptr,
+     "Why calls run without the CUDA graph that was asked for; empty while none did.", nullptr},
     {"device", package_device, nullptr, "Where the model is loaded, such as 'cpu' or 'cuda:0'.",
      nullptr},
     {"manifest", package_manifest, nullptr, "The manifest's JSON; empty without one.", nullptr},
