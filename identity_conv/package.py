@@ -58,7 +58,12 @@ def compile_package(
         raise FileNotFoundError(f"compile_package: the folder of path isn't there: {target.absolute().parent}")
 
     described = manifest.describe(program)
-    configs = {"cpp.cxx": (None, _compiler()), **(inductor_configs or {})}
+    configs = {
+        "cpp.cxx": (None, _compiler()),
+        # Weights of a few elements stay weights, which can be replaced, where they would become literals.
+        "always_keep_tensor_constants": True,
+        **(inductor_configs or {}),
+    }
     # The archive's inner folder has the file's name: the scratch file keeps it, in a folder of its own.
     with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", dir=target.absolute().parent) as scratch:
         unfinished = Path(scratch) / target.name
@@ -227,6 +232,8 @@ class Package:
             >>> package = load_package("model.pt2")
             >>> package.load_constants({"native1.weight": torch.zeros(3, 3, 1, 1)})
         """
+        if not isinstance(constants, Mapping):
+            raise TypeError(f"load_constants: constants must be a mapping of names to tensors, got {_short(constants)}")
         self._package.load_constants(dict(constants))
 
     def close(self) -> None:
