@@ -92,3 +92,13 @@ def keep_gradients_of_class_calls() -> None:
 
     call_torchbind.py_kernels[DispatchKey.Autograd] = rule
     call_torchbind._dispatch_cache.clear()
+
+
+def is_class_call(function: Any) -> bool:
+    """Whether a dispatch mode is asked about a call of a class method."""
+    return function is torchbind.call_torchbind
+
+
+def call_class_method(obj: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    """The call itself, in C++."""
+    return torchbind.call_torchbind_impl(obj, method, *args, **kwargs)

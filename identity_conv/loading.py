@@ -159,6 +159,11 @@ def load(path: Path, *, trusted: bool = False) -> Path:
         return path
 
 
+def loaded() -> list[_Loaded]:
+    """The libraries that :func:`load` has loaded, in their order."""
+    return [each for each in _loaded if each.handle is not None]
+
+
 def namespaces(path: Path) -> frozenset[str]:
     """The namespaces that the loaded library at `path` has operators or classes in."""
     return next((each.registrations.namespaces for each in _loaded if each.path == path), frozenset())
@@ -230,7 +235,7 @@ def _refuse_registered(path: Path, registrations: Registrations) -> None:
     for name in sorted(registrations.classes & fakes.class_names()):
         refuse(f"class {name.replace('.', '::', 1)}")
     for namespace in sorted(registrations.owned):
-        if _is_owned(namespace):
+        if is_owned(namespace):
             refuse(f"namespace {namespace}", "registers (by TORCH_LIBRARY)")
 
 
@@ -240,7 +245,7 @@ def _names(loaded: _Loaded) -> set[str]:
     return {*registered.operators, *classes, *registered.owned}
 
 
-def _is_owned(namespace: str) -> bool:
+def is_owned(namespace: str) -> bool:
     """Whether a library has registered the namespace by TORCH_LIBRARY, or Python by "DEF"."""
     try:
         trial = torch.library.Library(namespace, "DEF")

@@ -10,7 +10,7 @@ import os
 import shlex
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -19,21 +19,32 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from . import manifest, settings, targets, toolchain
+from . import __version__, errors, manifest, progress, settings, targets, toolchain
+from . import libraries as finding
+from . import sample as samples
 
 
 def compile_package(
     program: ExportedProgram,
     path: str | os.PathLike[str],
     *,
+    libraries: Iterable[str | os.PathLike[str]] = (),
+    sample: bool = True,
     inductor_configs: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Compiles `program` with AOTInductor into the package at `path`.
+    """Compiles `program` with AOTInductor into one file that carries the operator libraries it needs.
+
+    The libraries are those of the operators and classes in the graph, and of the operators that the example
+    reaches inside class methods. The program is run twice on its example inputs for that; the package is
+    loaded and, where it carries the example, verified.
 
     Args:
         program: what :func:`identity_conv.export` returns.
         path: where the package goes; its name ends in ``.pt2``. An older file is replaced only by a
             finished one.
+        libraries: more libraries to carry, by path: those that can't be found in this process.
+        sample: whether the package carries the program's example inputs and outputs, for verify. Leave
+            them out where the data must stay.
         inductor_configs: more settings of ``torch._inductor.config``, by name.
 
     Returns:
@@ -41,10 +52,16 @@ def compile_package(
 
     Raises:
         TypeError: `program` isn't an ``ExportedProgram``.
-        ValueError: `path` doesn't end in ``.pt2``; or an input has a size or a layout that no manifest
-            can tell (see :mod:`identity_conv.manifest`).
-        FileNotFoundError: the folder of `path` isn't there.
+        ValueError: `path` doesn't end in ``.pt2``; an input has a size or a layout that no manifest can tell
+            (see :mod:`identity_conv.manifest`); an operator exists only in Python; or the library of one isn't
+            found, or needs Python.
+        FileNotFoundError: the folder of `path`, or one of `libraries`, isn't there.
         ToolchainError: the machine has no compiler that torch's headers accept.
+        PackageError: what was compiled doesn't load here, or doesn't give the program's outputs.
+
+    Example::
+
+        >>> path = compile_package(export(IdentityModel(), (torch.randn(2, 3, 8, 8),)), "model.pt2")
     """
     target = Path(path)
     if not isinstance(program, ExportedProgram):
@@ -56,10 +73,21 @@ def compile_package(
         raise ValueError(f"compile_package: path must end in .pt2, got {str(target)!r}")
     if not target.absolute().parent.is_dir():
         raise FileNotFoundError(f"compile_package: the folder of path isn't there: {target.absolute().parent}")
+    if isinstance(libraries, str | os.PathLike):
+        raise TypeError(f"compile_package: libraries must be a list of paths, got {libraries!r}")
 
+    needed = finding.named(program)
+    finding.refuse_python_only(needed)
     described = manifest.describe(program)
+    example = samples.run(program)
+    if example:
+        needed |= example.names
+        finding.refuse_python_only(needed)
+    runtime = _runtime()
+    found = finding.find(needed, [Path(each) for each in libraries], runtime)
+    compiler = _compiler()
     configs = {
-        "cpp.cxx": (None, _compiler()),
+        "cpp.cxx": (None, compiler),
         # Weights of a few elements stay weights, which can be replaced, where they would become literals.
         "always_keep_tensor_constants": True,
         **(inductor_configs or {}),
@@ -71,7 +99,28 @@ def compile_package(
             # torch 2.13's own use of an interface that it deprecates.
             warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*", category=FutureWarning)
             torch._inductor.aoti_compile_and_package(program, package_path=str(unfinished), inductor_configs=configs)
-        manifest.add(unfinished, described)
+        records: dict[str, bytes] = {}
+        described["libraries"] = []
+        for library in found:
+            record = f"{manifest.LIBRARIES}/{library.path.name}"
+            if record in records:
+                record = f"{manifest.LIBRARIES}/{library.sha256[:8]}-{library.path.name}"
+            records[record] = library.path.read_bytes()
+            described["libraries"].append(finding.describe(library, record, runtime))
+        if sample and example and example.repeatable:
+            described["sample"], more = samples.describe(example)
+            records |= more
+        described |= {
+            "host": manifest.describe_host(unfinished),
+            "torch": manifest.describe_torch(),
+            "provenance": {"identity_conv": __version__, "compiler": str(toolchain.compiler())},
+        }
+        manifest.add(unfinished, described, records)
+        if described["host"]["device"] == "cpu" or torch.cuda.is_available():
+            package = runtime.Package.open(os.fspath(unfinished))
+            if "sample" in described:
+                package.verify()
+            package.close()
         unfinished.replace(target)
     return target
 
@@ -112,6 +161,7 @@ def _runtime() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.set_errors(errors.BY_KIND)
     return module
 
 
@@ -133,12 +183,17 @@ class Package:
         device: str | int | torch.device | None = None,
         num_runners: int = 1,
         cuda_graph: bool | Literal["reuse outputs"] = False,
+        expected_sha256: str | None = None,
     ):
         if cuda_graph not in _CUDA_GRAPH:
             raise ValueError(f"load_package: cuda_graph must be False, True or 'reuse outputs', got {cuda_graph!r}")
         self.path = Path(path)
         where = None if device is None else str(torch.device(device))
-        self._package = _runtime().Package.open(os.fspath(path), where, num_runners, _CUDA_GRAPH[cuda_graph])
+        self._package = _runtime().Package.open(
+            os.fspath(path), where, num_runners, _CUDA_GRAPH[cuda_graph], expected_sha256 or ""
+        )
+        for note in self._package.warnings:
+            _say_once(f"{self.path.name}: {note}")
         in_spec, out_spec = self._package.call_spec
         self._in_spec = pytree.treespec_loads(in_spec)
         self._out_spec = pytree.treespec_loads(out_spec)
@@ -255,6 +310,18 @@ class Package:
             if value is not None and repr(leaf) != value:
                 raise ValueError(f"{self.path.name}: {name} was compiled in as {value}, got {_short(leaf)}")
 
+    def verify(self) -> str:
+        """Runs the example that the package carries and compares the outputs with the recorded ones.
+
+        Returns:
+            A sentence that says what was compared.
+
+        Raises:
+            NoSampleError: the package carries none.
+            VerificationError: an output differs by more than the manifest allows.
+        """
+        return self._package.verify()
+
     def __repr__(self) -> str:
         return f"Package({str(self.path)!r}, device={self._package.device!r})"
 
@@ -277,17 +344,34 @@ def _describe(spec: pytree.TreeSpec) -> str:
     return f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
 
 
+@functools.cache
+def _say_once(note: str) -> None:
+    progress.say(note)
+
+
+def inspect_package(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The manifest of the package at `path`, the sizes of its records, and whether it can be loaded here.
+
+    Nothing of it is mapped. ``identity-conv inspect`` prints it.
+
+    Raises:
+        PackageError: the file is no package, or one of an unknown format.
+    """
+    return json.loads(_runtime().Package.inspect(os.fspath(path)))
+
+
 def load_package(
     path: str | os.PathLike[str],
     *,
     device: str | int | torch.device | None = None,
     num_runners: int = 1,
     cuda_graph: bool | Literal["reuse outputs"] = False,
+    expected_sha256: str | None = None,
 ) -> Package:
-    """Loads the package at `path`.
+    """Loads the package at `path`, and the operator libraries that it carries.
 
-    The operator libraries that it needs must be loaded: ``import identity_conv`` loads ``my_ops``, an
-    :class:`identity_conv.Extension` loads its own.
+    Where this process has registered the same operators and classes, those are used. A package is native
+    code: load only what you trust.
 
     Args:
         path: the file.
@@ -300,16 +384,17 @@ def load_package(
             illegal calls run without, with a warning that says why, and one is queued at a time.
             Results are copied out of the graph; with ``"reuse outputs"`` they are its own memory, which
             the next call with inputs of these sizes overwrites.
+        expected_sha256: what the file's SHA-256 must be, in hexadecimal.
 
     Raises:
-        FileNotFoundError: there is no file at `path`.
+        PackageNotFoundError: there is no file at `path` (a ``FileNotFoundError`` too).
         ValueError: `device` is of another type than the package, or another option is out of range.
-        RuntimeError: the file is no package, is damaged, or needs an operator, a class or a device
-            that isn't there.
+        PackageError: the file is no package, is damaged, doesn't suit this machine or this torch, or needs
+            operators that this process has registered otherwise; the subclass and its `kind` say which.
 
     Example::
 
         >>> package = load_package("model.pt2")
         >>> y = package(torch.randn(2, 3, 8, 8))
     """
-    return Package(path, device=device, num_runners=num_runners, cuda_graph=cuda_graph)
+    return Package(path, device=device, num_runners=num_runners, cuda_graph=cuda_graph, expected_sha256=expected_sha256)

@@ -21,9 +21,7 @@ def binding() -> Target:
 def program() -> Target:
     """``identity-conv-run``, which needs no Python."""
     # Packages need libtorch in the process and have no path to it.
-    return _with_runtime(
-        "program", "identity_conv_run", "main.cpp", "tensor_file.cpp", ldflags=("-Wl,--no-as-needed",)
-    )
+    return _with_runtime("program", "identity_conv_run", "main.cpp", "tensor_file.cpp", ldflags=("-Wl,--no-as-needed",))
 
 
 def _with_runtime(kind: Kind, name: str, *of_its_own: str, ldflags: Sequence[str] = ()) -> Target:

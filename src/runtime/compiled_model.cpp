@@ -21,6 +21,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "dtype.h"
 #include "error_text.h"
 #include "plain_tensor.h"
 
@@ -93,10 +94,6 @@ int leading_int(std::string_view text) {
   int value = -1;
   std::from_chars(text.data(), text.data() + text.size(), value);
   return value;
-}
-
-std::string dtype_name(c10::ScalarType dtype) {
-  return std::string(c10::getDtypeNames(dtype).first);
 }
 
 c10::ScalarType dtype_of(std::string_view number) {
@@ -224,8 +221,8 @@ void check_constant(const std::string& name, const at::Tensor& value,
 
 }  // namespace
 
-CompiledModel::CompiledModel(PackageArchive& archive, c10::Device device, std::size_t num_runners,
-                             bool capturable)
+CompiledModel::CompiledModel(const PackageArchive& archive, c10::Device device,
+                             std::size_t num_runners, bool capturable)
     : device_(device), files_(archive) {
   const auto& registry = torch::inductor::getAOTIModelRunnerRegistry();
   const std::string type = c10::DeviceTypeName(device.type(), /*lower_case=*/true);

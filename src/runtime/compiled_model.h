@@ -28,7 +28,7 @@ class CompiledModel {
   // Unpacks, maps and initializes the model on `device`. What torch's runner throws passes through.
   // A `capturable` model may be run under the capture of a CUDA graph, and takes one call of run or
   // load_constants at a time; any other takes `num_runners` runs at a time, and lets more wait.
-  CompiledModel(PackageArchive& archive, c10::Device device, std::size_t num_runners,
+  CompiledModel(const PackageArchive& archive, c10::Device device, std::size_t num_runners,
                 bool capturable);
   ~CompiledModel();
 

@@ -1,7 +1,6 @@
 #include "contract.h"
 
 #include <ATen/ops/empty_strided.h>
-#include <c10/core/ScalarType.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "dtype.h"
 #include "identity_conv/package.h"
 
 namespace identity_conv {
@@ -16,18 +16,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& name, const std::string& what) {
   throw PackageError(PackageError::Kind::kInput, "input " + name + ": " + what);
-}
-
-std::string dtype_name(c10::ScalarType dtype) {
-  return std::string(c10::getDtypeNames(dtype).first);
-}
-
-c10::ScalarType read_dtype(const std::string& name) {
-  for (int i = 0; i < static_cast<int>(c10::ScalarType::NumOptions); ++i) {
-    const auto dtype = static_cast<c10::ScalarType>(i);
-    if (dtype != c10::ScalarType::Undefined && dtype_name(dtype) == name) return dtype;
-  }
-  throw std::invalid_argument("not a manifest: no dtype is named " + name);
 }
 
 std::vector<int64_t> read_ints(const Json* json) {

@@ -16,8 +16,11 @@
 #include "cuda_graph.h"
 #include "error_text.h"
 #include "json.h"
+#include "libraries.h"
 #include "plain_tensor.h"
+#include "preflight.h"
 #include "requirements.h"
+#include "sample.h"
 
 namespace identity_conv {
 namespace {
@@ -31,7 +34,7 @@ auto read_json(PackageArchive& archive, const std::string& path, const std::stri
   try {
     return read(Json::parse(archive.read(record)));
   } catch (const std::invalid_argument& error) {
-    throw PackageError(Kind::kNotAPackage,
+    throw PackageError(Kind::kDamaged,
                        path + ": is corrupted: its record " + record + " is " + error.what());
   }
 }
@@ -45,32 +48,11 @@ c10::DeviceType read_device_type(PackageArchive& archive, const std::string& pat
     try {
       return c10::Device(name).type();
     } catch (const c10::Error&) {
-      throw PackageError(Kind::kNotAPackage,
-                         path + ": was compiled for \"" + name + "\", which is no device");
+      throw PackageError(Kind::kNotAPackage, path + ": was compiled for \"" + one_line(name) +
+                                                 "\", which is no device");
     }
   }
   throw PackageError(Kind::kNotAPackage, path + ": does not say for which device it was compiled");
-}
-
-void check_host_has_device(const std::string& path, c10::DeviceType type,
-                           const PackageOptions& options) {
-  const std::string name = c10::DeviceTypeName(type, /*lower_case=*/true);
-  if (torch::inductor::getAOTIModelRunnerRegistry().count(name) == 0) {
-    throw PackageError(Kind::kHost,
-                       path + ": was compiled for " + name + ", which this build of torch lacks");
-  }
-  if (type == c10::DeviceType::CPU) return;
-
-  const int count =
-      c10::impl::hasDeviceGuardImpl(type) ? c10::impl::VirtualGuardImpl(type).deviceCount() : 0;
-  if (count == 0) {
-    throw PackageError(
-        Kind::kHost, path + ": was compiled for " + name + ", and no such device is visible here");
-  }
-  if (options.device && options.device->index() >= count) {
-    throw PackageError(Kind::kHost, path + ": device " + options.device->str() +
-                                        " was asked for, and there are " + std::to_string(count));
-  }
 }
 
 void check_operators_are_registered(PackageArchive& archive, const std::string& path) {
@@ -87,7 +69,7 @@ void check_operators_are_registered(PackageArchive& archive, const std::string& 
 void check_options(const std::string& path, c10::DeviceType type, const PackageOptions& options) {
   if (options.num_runners < 1 || options.num_runners > 1024) {
     throw std::invalid_argument("num_runners must be 1 to 1024, got " +
-                                std::to_string(options.num_runners));
+                                std::to_string(static_cast<std::ptrdiff_t>(options.num_runners)));
   }
   if (options.device && options.device->type() != type) {
     throw std::invalid_argument(
@@ -103,20 +85,69 @@ c10::Device choose_device(c10::DeviceType type, const PackageOptions& options) {
   return c10::impl::VirtualGuardImpl(type).getDevice();
 }
 
-constexpr const char* kManifest = "extra/identity_conv/manifest.json";
 constexpr int64_t kManifestFormat = 1;
 
-Contract read_contract(const Json& manifest, const std::string& path) {
+void check_format(const Json& manifest, const std::string& path) {
   const Json* format = manifest.find("format");
   const int64_t* number = format ? format->as<int64_t>() : nullptr;
   if (!number) throw std::invalid_argument("not a manifest: it has no format");
   if (*number != kManifestFormat) {
-    throw PackageError(Kind::kHost, path + ": has a manifest of format " + std::to_string(*number) +
-                                        ", and this runtime knows " +
-                                        std::to_string(kManifestFormat) +
-                                        ": use a newer identity_conv");
+    throw PackageError(Kind::kFormat, path + ": has a manifest of format " +
+                                          std::to_string(*number) + ", and this runtime knows " +
+                                          std::to_string(kManifestFormat) +
+                                          ": use a newer identity_conv");
   }
-  return Contract(manifest);
+}
+
+Description describe(PackageArchive& archive, const std::string& path) {
+  Description description{read_device_type(archive, path), {}, Json{Json::Object()}, {}};
+  if (!archive.has(kManifest)) return description;
+  description.manifest = archive.read(kManifest);
+  read_json(archive, path, kManifest, [&](const Json& manifest) {
+    check_format(manifest, path);
+    Contract{manifest};
+    description.document = manifest;
+    description.libraries = read_libraries(manifest);
+    return true;
+  });
+  return description;
+}
+
+// One error for all fatal findings, of the kind of the first.
+void refuse_fatal(const std::vector<Finding>& findings, const std::string& path) {
+  std::string text;
+  std::optional<Kind> kind;
+  for (const Finding& finding : findings) {
+    if (finding.verdict != Finding::Verdict::kFatal) continue;
+    text += (text.empty() ? "" : "; ") + finding.text;
+    if (!kind) kind = finding.kind;
+  }
+  if (kind) throw PackageError(*kind, path + ": " + text);
+}
+
+void load_libraries(PackageArchive& archive, const Description& description,
+                    const std::string& path) {
+  for (const PackagedLibrary& library : description.libraries) {
+    const std::string bytes = archive.read(library.record);
+    if (standing(library, bytes.size()).kind != Standing::Kind::kAbsent) continue;
+    try {
+      load_library(library, bytes);
+    } catch (const std::runtime_error& error) {
+      throw PackageError(Kind::kHost, path + ": its operator library " + library.name +
+                                          " cannot be loaded: " + error.what());
+    }
+  }
+}
+
+const char* verdict_name(Finding::Verdict verdict) {
+  switch (verdict) {
+    case Finding::Verdict::kOk:
+      return "ok";
+    case Finding::Verdict::kWarning:
+      return "warning";
+    default:
+      return "fatal";
+  }
 }
 
 std::unique_ptr<CompiledModel> load_model(PackageArchive& archive, const std::string& path,
@@ -162,11 +193,14 @@ at::Tensor readable_input(at::Tensor input, std::size_t index, bool mutated) {
 
 class Package::Loaded {
  public:
-  explicit Loaded(c10::Device device) : device(device) {}
+  explicit Loaded(const std::string& path) : path(path), archive(path) {}
 
-  c10::Device device;
+  std::string path;
+  PackageArchive archive;  // open as long as the package, for verify
   std::string manifest;
+  std::vector<Finding> findings;
   std::optional<Contract> contract;
+  c10::Device device = c10::kCPU;
   std::unique_ptr<CompiledModel> model;
   std::unique_ptr<GraphedModel> graphs;  // null where calls run without
   std::string no_graphs;                 // why, where they were asked for
@@ -178,18 +212,17 @@ Package& Package::operator=(Package&&) noexcept = default;
 Package::~Package() = default;
 
 Package Package::open(const std::string& path, Options options) {
-  PackageArchive archive(path);
-  const c10::DeviceType type = read_device_type(archive, path);
-  check_options(path, type, options);
-  check_host_has_device(path, type, options);
+  auto loaded = std::make_unique<Loaded>(path);
+  PackageArchive& archive = loaded->archive;
+  const Description description = describe(archive, path);
+  check_options(path, description.device, options);
+  loaded->manifest = description.manifest;
+  loaded->findings = identity_conv::preflight(archive, description, options);
+  refuse_fatal(loaded->findings, path);
+  load_libraries(archive, description, path);
   check_operators_are_registered(archive, path);
-  auto loaded = std::make_unique<Loaded>(choose_device(type, options));
-  if (archive.has(kManifest)) {
-    loaded->manifest = archive.read(kManifest);
-    loaded->contract = read_json(archive, path, kManifest, [&](const Json& manifest) {
-      return read_contract(manifest, path);
-    });
-  }
+  if (!description.manifest.empty()) loaded->contract.emplace(description.document);
+  loaded->device = choose_device(description.device, options);
   if (options.cuda_graph != CudaGraph::kOff) {
     loaded->no_graphs = why_no_cuda_graphs(loaded->device);
     if (loaded->no_graphs.empty() && !loaded->contract) {
@@ -208,12 +241,44 @@ Package Package::open(const std::string& path, Options options) {
                                                     options.cuda_graph == CudaGraph::kReuseOutputs);
   }
   if (loaded->contract && loaded->contract->num_inputs() != loaded->model->num_inputs()) {
-    throw PackageError(Kind::kNotAPackage, path + ": is corrupted: its manifest names " +
-                                               std::to_string(loaded->contract->num_inputs()) +
-                                               " inputs, and its model takes " +
-                                               std::to_string(loaded->model->num_inputs()));
+    throw PackageError(Kind::kDamaged, path + ": is corrupted: its manifest names " +
+                                           std::to_string(loaded->contract->num_inputs()) +
+                                           " inputs, and its model takes " +
+                                           std::to_string(loaded->model->num_inputs()));
   }
   return Package(std::move(loaded));
+}
+
+std::vector<Finding> Package::preflight(const std::string& path, const Options& options) {
+  PackageArchive archive(path);
+  return identity_conv::preflight(archive, describe(archive, path), options);
+}
+
+std::string Package::inspect(const std::string& path, const Options& options) {
+  PackageArchive archive(path);
+  const Description description = describe(archive, path);
+  auto worst = Finding::Verdict::kOk;
+  Json::Array findings;
+  for (const Finding& finding : identity_conv::preflight(archive, description, options)) {
+    worst = std::max(worst, finding.verdict);
+    findings.emplace_back(
+        Json::Object{{"check", Json(finding.check)},
+                     {"verdict", Json(std::string(verdict_name(finding.verdict)))},
+                     {"text", Json(finding.text)}});
+  }
+  Json::Object records;
+  for (const auto& record : archive.records()) {
+    records.emplace_back(record.name, Json(static_cast<int64_t>(record.size)));
+  }
+  return Json(Json::Object{{"path", Json(path)},
+                           {"bytes", Json(static_cast<int64_t>(archive.num_bytes()))},
+                           {"sha256", Json(archive.sha256())},
+                           {"verdict", Json(std::string(verdict_name(worst)))},
+                           {"findings", Json(std::move(findings))},
+                           {"records", Json(std::move(records))},
+                           {"manifest",
+                            description.manifest.empty() ? Json(nullptr) : description.document}})
+      .dump();
 }
 
 std::vector<at::Tensor> Package::run(std::vector<at::Tensor> inputs) {
@@ -231,6 +296,29 @@ std::vector<at::Tensor> Package::run(std::vector<at::Tensor> inputs) {
   if (loaded_->contract) loaded_->contract->fit(inputs, loaded_->device);
   if (loaded_->graphs) return loaded_->graphs->run(inputs);
   return loaded_->model->run(inputs, /*generated_checks=*/!loaded_->contract);
+}
+
+std::string Package::verify() {
+  const std::string& path = loaded_->path;
+  std::optional<Sample> sample;
+  if (!manifest().empty()) {
+    sample = read_json(loaded_->archive, path, kManifest, [&](const Json& manifest) {
+      return read_sample(loaded_->archive, manifest, device());
+    });
+  }
+  if (!sample) {
+    throw PackageError(
+        Kind::kNoSample,
+        path + ": carries no recorded example to verify by: compile it with sample=True");
+  }
+  const std::string differs = difference(*sample, run(sample->inputs));
+  if (!differs.empty()) {
+    throw PackageError(Kind::kVerification,
+                       path + ": the recorded example gives another result here: " + differs);
+  }
+  return "the recorded example gives the recorded outputs here (" +
+         std::to_string(sample->inputs.size()) + " inputs, " +
+         std::to_string(sample->outputs.size()) + " outputs)";
 }
 
 std::size_t Package::num_inputs() const { return loaded_->model->num_inputs(); }
@@ -255,6 +343,8 @@ void Package::load_constants(const ConstantMap& replacements) {
   if (loaded_->graphs) return loaded_->graphs->load_constants(replacements);
   loaded_->model->load_constants(replacements);
 }
+
+const std::vector<Finding>& Package::findings() const { return loaded_->findings; }
 
 const std::string& Package::manifest() const { return loaded_->manifest; }
 

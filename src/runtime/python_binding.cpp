@@ -3,12 +3,15 @@
 // more than a small model.
 
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
 #include <c10/core/DeviceType.h>
 
+#include <chrono>
 #include <exception>
 #include <memory>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -16,13 +19,15 @@
 
 #include "error_text.h"
 #include "identity_conv/package.h"
+#include "libraries.h"
 
 namespace {
 
 using identity_conv::Package;
 using identity_conv::PackageError;
 
-PyObject* package_error = nullptr;
+// The Python exception of each PackageError::Kind, in its order; set by set_errors().
+PyObject* error_types = nullptr;
 
 // An owned reference.
 class Ref {
@@ -51,14 +56,21 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
+// Names in a damaged file may be no UTF-8.
+PyObject* as_text(const std::string& text) {
+  return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+}
+
 // The body of a method: null with a Python exception set where it throws.
 template <class Body>
 PyObject* translating_exceptions(Body&& body) {
   try {
     return body();
   } catch (const PackageError& error) {
-    const bool no_file = error.kind() == PackageError::Kind::kNoSuchFile;
-    PyErr_SetString(no_file ? PyExc_FileNotFoundError : package_error, error.what());
+    const auto kind = static_cast<Py_ssize_t>(error.kind());
+    PyObject* type = error_types ? PyTuple_GetItem(error_types, kind) : PyExc_RuntimeError;
+    const Ref text(as_text(error.what()));
+    if (type && text) PyErr_SetObject(type, text.get());
   } catch (const std::invalid_argument& error) {
     PyErr_SetString(PyExc_ValueError, error.what());
   } catch (const std::bad_alloc&) {
@@ -85,31 +97,42 @@ std::shared_ptr<Package> open_package(PyObject* self) {
   return package;
 }
 
-PyObject* package_open(PyObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"path", "device", "num_runners", "cuda_graph", nullptr};
+struct OpenArguments {
+  std::string path;
+  Package::Options options;
+};
+
+// False with a Python exception set where the arguments don't fit.
+bool parse_open(PyObject* args, PyObject* kwargs, const char* format, OpenArguments& parsed) {
+  static const char* names[] = {"path",       "device",          "num_runners",
+                                "cuda_graph", "expected_sha256", nullptr};
   PyObject* path_bytes = nullptr;
   const char* device = nullptr;
   Py_ssize_t num_runners = 1;
   int cuda_graph = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&|zni:open", const_cast<char**>(names),
+  const char* expected_sha256 = "";
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, format, const_cast<char**>(names),
                                    PyUnicode_FSConverter, &path_bytes, &device, &num_runners,
-                                   &cuda_graph)) {
-    return nullptr;
+                                   &cuda_graph, &expected_sha256)) {
+    return false;
   }
   const Ref path(path_bytes);
-  if (num_runners < 1) {
-    return PyErr_Format(PyExc_ValueError, "num_runners must be 1 to 1024, got %zd", num_runners);
-  }
+  parsed.path = PyBytes_AS_STRING(path.get());
+  if (device) parsed.options.device = c10::Device(device);
+  // A negative number becomes a large one, which is refused as well.
+  parsed.options.num_runners = static_cast<std::size_t>(num_runners);
+  parsed.options.cuda_graph = static_cast<identity_conv::CudaGraph>(cuda_graph);
+  parsed.options.expected_sha256 = expected_sha256;
+  return true;
+}
 
+PyObject* package_open(PyObject* type, PyObject* args, PyObject* kwargs) {
   return translating_exceptions([&]() -> PyObject* {
-    const std::string file = PyBytes_AS_STRING(path.get());
-    Package::Options options;
-    if (device) options.device = c10::Device(device);
-    options.num_runners = static_cast<std::size_t>(num_runners);
-    options.cuda_graph = static_cast<identity_conv::CudaGraph>(cuda_graph);
+    OpenArguments arguments;
+    if (!parse_open(args, kwargs, "O&|znis:open", arguments)) return nullptr;
     std::shared_ptr<Package> package = [&] {
       const WithoutGil released;
-      return std::make_shared<Package>(Package::open(file, options));
+      return std::make_shared<Package>(Package::open(arguments.path, arguments.options));
     }();
 
     auto* python_type = reinterpret_cast<PyTypeObject*>(type);
@@ -117,8 +140,48 @@ PyObject* package_open(PyObject* type, PyObject* args, PyObject* kwargs) {
     if (!self) return nullptr;
     auto* opened = reinterpret_cast<PyPackage*>(self);
     new (&opened->package) std::shared_ptr<Package>(std::move(package));
-    opened->tells_of_fallback = options.cuda_graph != identity_conv::CudaGraph::kOff;
+    opened->tells_of_fallback = arguments.options.cuda_graph != identity_conv::CudaGraph::kOff;
     return self;
+  });
+}
+
+PyObject* package_inspect(PyObject*, PyObject* args, PyObject* kwargs) {
+  return translating_exceptions([&]() -> PyObject* {
+    OpenArguments arguments;
+    if (!parse_open(args, kwargs, "O&|znis:inspect", arguments)) return nullptr;
+    const std::string found = [&] {
+      const WithoutGil released;
+      return Package::inspect(arguments.path, arguments.options);
+    }();
+    return as_text(found);
+  });
+}
+
+PyObject* package_verify(PyObject* self, PyObject*) {
+  return translating_exceptions([&]() -> PyObject* {
+    const std::shared_ptr<Package> package = open_package(self);
+    if (!package) return nullptr;
+    const std::string sentence = [&] {
+      const WithoutGil released;
+      return package->verify();
+    }();
+    return as_text(sentence);
+  });
+}
+
+// The texts of the findings that are warnings.
+PyObject* package_warnings(PyObject* self, void*) {
+  return translating_exceptions([&]() -> PyObject* {
+    const std::shared_ptr<Package> package = open_package(self);
+    if (!package) return nullptr;
+    Ref list(PyList_New(0));
+    if (!list) return nullptr;
+    for (const identity_conv::Finding& finding : package->findings()) {
+      if (finding.verdict != identity_conv::Finding::Verdict::kWarning) continue;
+      const Ref text(as_text(finding.text));
+      if (!text || PyList_Append(list.get(), text.get()) < 0) return nullptr;
+    }
+    return list.release();
   });
 }
 
@@ -273,7 +336,7 @@ PyObject* package_call_spec(PyObject* self, void*) {
 
 PyObject* package_manifest(PyObject* self, void*) {
   const std::shared_ptr<Package> package = open_package(self);
-  return package ? PyUnicode_FromString(package->manifest().c_str()) : nullptr;
+  return package ? as_text(package->manifest()) : nullptr;
 }
 
 PyObject* package_close(PyObject* self, PyObject*) {
@@ -301,10 +364,14 @@ PyCFunction as_method(Function* function) {
 
 PyMethodDef package_methods[] = {
     {"open", as_method(package_open), METH_CLASS | METH_VARARGS | METH_KEYWORDS,
-     "open(path, device=None, num_runners=1, cuda_graph=0)\n--\n\n"
-     "Load a package; its operator libraries must be loaded before.\n\n"
-     "cuda_graph is 0 for none, 1 for graphs, 2 for graphs whose memory is handed out. Raises\n"
-     "FileNotFoundError, ValueError for an option, or PackageError with one sentence."},
+     "open(path, device=None, num_runners=1, cuda_graph=0, expected_sha256='')\n--\n\n"
+     "Load a package, and the operator libraries in it.\n\n"
+     "Raises what set_errors() was given, with one sentence."},
+    {"inspect", as_method(package_inspect), METH_CLASS | METH_VARARGS | METH_KEYWORDS,
+     "inspect(path, device=None, num_runners=1, cuda_graph=0, expected_sha256='')\n--\n\n"
+     "The manifest, the records' sizes and what open() would find, as JSON; maps nothing."},
+    {"verify", package_verify, METH_NOARGS,
+     "verify()\n--\n\nRun the recorded example and compare; returns a sentence."},
     {"run", as_method(package_run), METH_FASTCALL,
      "run(*tensors)\n--\n\n"
      "Run the model on the tensors of its flattened arguments; returns a tuple of tensors.\n\n"
@@ -330,6 +397,8 @@ PyGetSetDef package_properties[] = {
     {"device", package_device, nullptr, "Where the model is loaded, such as 'cpu' or 'cuda:0'.",
      nullptr},
     {"manifest", package_manifest, nullptr, "The manifest's JSON; empty without one.", nullptr},
+    {"warnings", package_warnings, nullptr, "What was found before loading and isn't fatal.",
+     nullptr},
     {"num_inputs", package_num_inputs, nullptr, "How many tensors run() takes.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
@@ -343,11 +412,91 @@ PyType_Slot package_slots[] = {
 PyType_Spec package_spec = {"identity_conv_runtime.Package", sizeof(PyPackage), 0,
                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, package_slots};
 
+PyObject* set_errors(PyObject*, PyObject* types) {
+  if (!PyTuple_Check(types))
+    return PyErr_Format(PyExc_TypeError, "a tuple of exceptions is needed");
+  Py_XSETREF(error_types, Py_NewRef(types));
+  Py_RETURN_NONE;
+}
+
+PyObject* describe_code(PyObject*, PyObject* path) {
+  return translating_exceptions([&]() -> PyObject* {
+    PyObject* bytes = nullptr;
+    if (!PyUnicode_FSConverter(path, &bytes)) return nullptr;
+    const Ref owned(bytes);
+    return as_text(identity_conv::describe_code(PyBytes_AS_STRING(bytes)));
+  });
+}
+
+PyObject* schema_of_operator(PyObject*, PyObject* name) {
+  return translating_exceptions([&]() -> PyObject* {
+    const char* text = PyUnicode_AsUTF8(name);
+    return text ? as_text(identity_conv::operator_schema(text)) : nullptr;
+  });
+}
+
+PyObject* schemas_of_class(PyObject*, PyObject* name) {
+  return translating_exceptions([&]() -> PyObject* {
+    const char* text = PyUnicode_AsUTF8(name);
+    if (!text) return nullptr;
+    Ref list(PyList_New(0));
+    if (!list) return nullptr;
+    for (const std::string& schema : identity_conv::class_schemas(text)) {
+      const Ref item(as_text(schema));
+      if (!item || PyList_Append(list.get(), item.get()) < 0) return nullptr;
+    }
+    return list.release();
+  });
+}
+
+// Seconds a call in a loop in C++, for the bench.
+PyObject* time_calls(PyObject*, PyObject* args) {
+  PyObject* package_object = nullptr;
+  const char* path = nullptr;
+  int bare = 0;
+  int count = 0;
+  PyObject* tensor = nullptr;
+  if (!PyArg_ParseTuple(args, "OsiiO", &package_object, &path, &bare, &count, &tensor)) {
+    return nullptr;
+  }
+  return translating_exceptions([&]() -> PyObject* {
+    const std::shared_ptr<Package> package = open_package(package_object);
+    if (!package) return nullptr;
+    const std::vector<at::Tensor> inputs = {THPVariable_Unpack(tensor)};
+    const double seconds = [&] {
+      const WithoutGil released;
+      std::optional<torch::inductor::AOTIModelPackageLoader> loader;
+      if (bare) loader.emplace(path);
+      const auto call = [&] { loader ? loader->run(inputs) : package->run(inputs); };
+      call();
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < count; ++i) call();
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    }();
+    return PyFloat_FromDouble(seconds / count);
+  });
+}
+
+PyMethodDef module_functions[] = {
+    {"set_errors", set_errors, METH_O,
+     "set_errors(types)\n--\n\nThe exceptions of PackageError's kinds, a tuple in their order."},
+    {"describe_code", describe_code, METH_O,
+     "describe_code(path)\n--\n\nWhat a shared library says of itself, as JSON; it isn't mapped."},
+    {"operator_schema", schema_of_operator, METH_O,
+     "operator_schema(name)\n--\n\nA registered operator's schema; empty where there is none."},
+    {"class_schemas", schemas_of_class, METH_O,
+     "class_schemas(name)\n--\n\nThe schemas of a registered class's methods; none where there is "
+     "none."},
+    {"time_calls", time_calls, METH_VARARGS,
+     "time_calls(package, path, bare, count, tensor)\n--\n\nSeconds a call in C++: of the package, "
+     "or where bare is 1 of torch's loader on the same path."},
+    {nullptr, nullptr, 0, nullptr}};
+
 PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,
                                  "identity_conv_runtime",
                                  "Compiled packages, run by the C++ runtime.",
                                  -1,
-                                 nullptr,
+                                 module_functions,
                                  nullptr,
                                  nullptr,
                                  nullptr,
@@ -358,15 +507,7 @@ PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,
 PyMODINIT_FUNC PyInit_identity_conv_runtime() {
   Ref module(PyModule_Create(&module_definition));
   if (!module) return nullptr;
-  Ref error(
-      PyErr_NewExceptionWithDoc("identity_conv_runtime.PackageError",
-                                "A package, or an input of one, was refused, or its model failed.",
-                                PyExc_RuntimeError, nullptr));
   Ref type(PyType_FromSpec(&package_spec));
-  if (!error || !type || PyModule_AddObjectRef(module.get(), "PackageError", error.get()) < 0 ||
-      PyModule_AddObjectRef(module.get(), "Package", type.get()) < 0) {
-    return nullptr;
-  }
-  package_error = error.release();
+  if (!type || PyModule_AddObjectRef(module.get(), "Package", type.get()) < 0) return nullptr;
   return module.release();
 }

@@ -125,23 +125,24 @@ void let_go_of_when_closed(const std::string& library) {
 
 }  // namespace
 
-UnpackedModel::UnpackedModel(PackageArchive& archive)
+UnpackedModel::UnpackedModel(const PackageArchive& archive)
     : folder_((fs::path(root_.path()) / kModelFolder).string()) {
-  fs::create_directories(folder_);
-  const auto unpack = [&](std::string_view folder) {
-    for (const std::string& record : archive.records_in(folder)) {
-      const fs::path file = fs::path(folder_) / record.substr(folder.size());
+  for (const std::string_view part : {kModelFolder, kConstantsFolder}) {
+    for (const PackageArchive::Record& record : archive.records()) {
+      if (record.name.compare(0, part.size(), part) != 0 || record.name.back() == '/') continue;
+      const fs::path file = fs::path(folder_) / record.name.substr(part.size());
       const fs::path kind = file.extension();
       if (kind == ".cpp") continue;  // the generated source
       fs::create_directories(file.parent_path());
-      archive.unpack(record, file.string());
+      archive.unpack(record.name, file.string());
       if (kind == ".so") library_ = file.string();
       if (kind == ".blob") weights_ = file.string();
     }
-  };
-  unpack(kModelFolder);
-  unpack(kConstantsFolder);
-  if (library_.empty()) archive.refuse("is corrupted: it holds no library of the compiled model");
+  }
+  if (library_.empty()) {
+    throw PackageError(PackageError::Kind::kDamaged,
+                       archive.path() + ": is corrupted: it holds no library of the model");
+  }
   let_go_of_when_closed(library_);
 }
 

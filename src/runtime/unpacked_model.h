@@ -13,7 +13,7 @@ class UnpackedModel {
  public:
   // Throws PackageError where the archive is damaged or holds no library, or where its files can't
   // be written.
-  explicit UnpackedModel(PackageArchive& archive);
+  explicit UnpackedModel(const PackageArchive& archive);
 
   // The compiled model's library, and the folder that it lies in, with what it reads.
   const std::string& library() const { return library_; }

@@ -25,11 +25,16 @@ class PackageError : public std::runtime_error {
  public:
   enum class Kind {
     kNoSuchFile,        // there is no file at the path
-    kNotAPackage,       // the file is foreign, damaged, or another kind of torch archive
+    kNotAPackage,       // the file is foreign, or another kind of torch archive
+    kDamaged,           // the file was a package, and isn't whole any more
+    kFormat,            // the manifest has a format that this runtime doesn't know
     kHost,              // this machine, or this build of torch, lacks what the package needs
     kLibraryNotLoaded,  // an operator or a class of the package is not registered
+    kLibraryConflict,   // the process has registered something else under the package's names
     kInput,             // the inputs are not those that the package was compiled for
     kExecution,         // the model was given right inputs and failed
+    kNoSample,          // the package carries no example to be verified by
+    kVerification,      // the recorded example gives another result here
   };
 
   PackageError(Kind kind, const std::string& sentence)
@@ -51,6 +56,16 @@ enum class CudaGraph {
   kReuseOutputs,
 };
 
+// One thing that was looked at before a package is loaded, and what came of it.
+struct Finding {
+  enum class Verdict { kOk, kWarning, kFatal };
+
+  std::string check;  // "platform", "torch", "CPU", ...
+  Verdict verdict;
+  std::string text;
+  PackageError::Kind kind;  // of the error that a fatal one gives
+};
+
 struct PackageOptions {
   // Where to load the model: a device of the type that the package was compiled for. Without an
   // index, or not given, it is the current one of that type.
@@ -59,6 +74,8 @@ struct PackageOptions {
   std::size_t num_runners = 1;
   // With graphs one call at a time is queued on the GPU, whatever num_runners says.
   CudaGraph cuda_graph = CudaGraph::kOff;
+  // What the file's SHA-256 must be, in hexadecimal; anything where empty.
+  std::string expected_sha256;
 };
 
 // Constants of a model (weights and buffers) by the names that they had in it.
@@ -77,10 +94,22 @@ class Package {
  public:
   using Options = PackageOptions;
 
-  // Loads the package at `path`. The libraries that register its operators and classes must have
-  // been loaded before. Throws PackageError, never of kind kInput or kExecution; and
+  // Loads the package at `path`, and the operator libraries in it. Nothing is mapped where a
+  // finding is fatal: the error then tells all that are. A library whose names the process has
+  // registered isn't loaded: what is registered is used where it agrees, and else the package is
+  // refused. A package without libraries needs its operators and classes registered before. Throws
+  // PackageError, never of kind kInput, kExecution, kNoSample or kVerification; and
   // std::invalid_argument for options that are out of range, or a device of another type.
   static Package open(const std::string& path, Options options = Options());
+
+  // What open() would find, fatal or not, without mapping anything. Throws PackageError where the
+  // file is no package, or one that this runtime can't read.
+  static std::vector<Finding> preflight(const std::string& path,
+                                        const Options& options = Options());
+
+  // The package's manifest, the sizes of its records, and the findings, as one JSON document.
+  // Throws as preflight() does.
+  static std::string inspect(const std::string& path, const Options& options = Options());
 
   Package(Package&&) noexcept;
   Package& operator=(Package&&) noexcept;
@@ -94,6 +123,15 @@ class Package {
   // Safe to call from several threads. Throws PackageError of kind kInput or kExecution, and holds
   // on to no input after it.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs);
+
+  // Runs the example that the package carries and compares the outputs with the recorded ones:
+  // exactly, or within the manifest's tolerance. Returns a sentence that says what was compared.
+  // Throws PackageError of kind kNoSample where it carries none, kVerification where an output
+  // differs, and what run() throws.
+  std::string verify();
+
+  // What was found before loading.
+  const std::vector<Finding>& findings() const;
 
   // How many tensors run() takes.
   std::size_t num_inputs() const;
