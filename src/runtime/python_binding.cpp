@@ -341,11 +341,25 @@ PyObject* schemas_of_class(PyObject*, PyObject* name) {
   });
 }
 
+PyObject* loaded_libraries(PyObject*, PyObject*) {
+  return translating_exceptions([&]() -> PyObject* {
+    Ref set(PySet_New(nullptr));
+    if (!set) return nullptr;
+    for (const std::string& digest : identity_conv::loaded_libraries()) {
+      const Ref item(as_text(digest));
+      if (!item || PySet_Add(set.get(), item.get()) < 0) return nullptr;
+    }
+    return set.release();
+  });
+}
+
 PyMethodDef module_functions[] = {
     {"set_errors", set_errors, METH_O,
      "set_errors(types)\n--\n\nThe exceptions of PackageError's kinds, a tuple in their order."},
     {"describe_code", describe_code, METH_O,
      "describe_code(path)\n--\n\nWhat a shared library says of itself, as JSON; it isn't mapped."},
+    {"loaded_libraries", loaded_libraries, METH_NOARGS,
+     "loaded_libraries()\n--\n\nThe SHA-256 of each library loaded out of a package."},
     {"operator_schema", schema_of_operator, METH_O,
      "operator_schema(name)\n--\n\nA registered operator's schema; empty where there is none."},
     {"class_schemas", schemas_of_class, METH_O,

@@ -1,0 +1,6 @@
+# identity_conv::runtime, and torch under it: pass torch's CMAKE_PREFIX_PATH beside this one.
+cmake_minimum_required(VERSION 3.21)
+if(NOT TARGET identity_conv::torch)
+  include("${CMAKE_CURRENT_LIST_DIR}/torch.cmake")
+endif()
+include("${CMAKE_CURRENT_LIST_DIR}/targets.cmake")
