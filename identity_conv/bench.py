@@ -297,8 +297,6 @@ def _package_calls(device: str, folder: Path) -> Iterator[Comparison]:
 
     import identity_conv
 
-    from . import package as packages
-
     class Operators(torch.nn.Module):
         def __init__(self, count: int):
             super().__init__()
@@ -333,11 +331,11 @@ def _package_calls(device: str, folder: Path) -> Iterator[Comparison]:
     name = f"{device} call from Python, one operator"
     yield compare(name, "aoti_load_package", timed(ours), timed(stock), pairs=31)
 
-    def in_cpp(bare: bool) -> Callable[[], float]:
-        return lambda: packages._runtime().time_calls(ours._package, path, bare, 2000, x)
+    def in_cpp(of_torch: str | None) -> Callable[[], float]:
+        return lambda: ours._package.time_calls(of_torch, 2000, x)
 
     name = f"{device} call in C++, one operator"
-    yield compare(name, "AOTIModelPackageLoader::run", in_cpp(False), in_cpp(True), pairs=31)
+    yield compare(name, "AOTIModelPackageLoader::run", in_cpp(None), in_cpp(path), pairs=31)
     if device == "cuda":
         path = compiled(8)
         graphed = identity_conv.load_package(path, cuda_graph=True)

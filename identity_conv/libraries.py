@@ -5,10 +5,14 @@ This module touches what is private in torch for that; seen in torch 2.11, 2.13 
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import json
+import struct
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,10 +26,15 @@ from . import cache, fakes, loading, toolchain
 from .toolchain import BuildError
 
 #: Namespaces of operators that torch itself registers.
-TORCHS = frozenset(
-    ["_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_native", "_quantized", "_test", "aten", "c10d", "coor", "debug_mode_ops", "debugprims", "export", "inductor", "inductor_prims", "mkl", "mkldnn", "mkldnn_prepacked", "onednn", "prepacked", "prim", "prims", "profiler", "quantization", "quantized", "quantized_decomposed", "rngprims", "sparse", "static_runtime", "symm_mem"]
-)
-TORCHS_CLASSES = frozenset(["_nnapi", "aten", "backendutils", "c10d", "dist_rpc", "mkldnn", "profiling", "quantized", "rnn", "sparse"])
+TORCHS = frozenset({
+    "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_native", "_quantized", "_test", "aten", "c10d",
+    "coor", "debug_mode_ops", "debugprims", "export", "inductor", "inductor_prims", "mkl", "mkldnn",
+    "mkldnn_prepacked", "onednn", "prepacked", "prim", "prims", "profiler", "quantization", "quantized",
+    "quantized_decomposed", "rngprims", "sparse", "static_runtime", "symm_mem",
+})  # fmt: skip
+TORCHS_CLASSES = frozenset({
+    "_nnapi", "aten", "backendutils", "c10d", "dist_rpc", "mkldnn", "profiling", "quantized", "rnn", "sparse",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,8 @@ class Library:
     path: Path
     sha256: str
     registrations: loading.Registrations
+    code: dict[str, Any] = field(default_factory=dict)  # what the file says of itself
+    schemas: dict[str, Any] = field(default_factory=dict)
 
 
 def named(program: ExportedProgram) -> Names:
@@ -101,7 +112,7 @@ def refuse_python_only(names: Names) -> None:
         if _is_defined_in_python(operator):
             raise ValueError(
                 f"compile_package: the operator {operator} exists only in Python (torch.library), and a package runs "
-                "without it: write it in C++ (identity_conv.Extension), or its kernel in Triton (torch.library.triton_op)"
+                "without it: write it in C++ (identity_conv.Extension) or in Triton (torch.library.triton_op)"
             )
 
 
@@ -157,7 +168,9 @@ def find(names: Names, given: Sequence[Path], runtime: ModuleType) -> list[Libra
             "pass its path in libraries="
         )
     for library in found:
-        _refuse_python(library, json.loads(runtime.describe_code(str(library.path))))
+        library.code.update(json.loads(runtime.describe_code(str(library.path))))
+        library.schemas.update(_schemas(library.registrations, runtime))
+        _refuse_python(library)
     return found
 
 
@@ -185,29 +198,84 @@ def _mapped() -> list[Path]:
     return [path for path in paths if path.is_file() and not any(path.is_relative_to(place) for place in not_theirs)]
 
 
-def _refuse_python(library: Library, code: dict[str, Any]) -> None:
-    if code["python"]:
-        raise ValueError(
-            f"compile_package: the library {library.path.name} needs Python (its symbol {code['python'][0]}), and a "
-            "package runs without it: build it with identity_conv.Extension, or without torch/extension.h"
-        )
+def _schemas(registered: loading.Registrations, runtime: ModuleType) -> dict[str, dict[str, Any]]:
+    classes = sorted(name.replace(".", "::", 1) for name in registered.classes)
+    operators = {name: runtime.operator_schema(name) for name in sorted(registered.operators)}
+    return {
+        "operators": {name: schema for name, schema in operators.items() if schema},
+        "classes": {name: runtime.class_schemas(name) for name in classes},
+    }
 
 
-def describe(library: Library, record: str, runtime: ModuleType) -> dict[str, Any]:
+def _is_pythons(needed: str) -> bool:
+    return needed.startswith(("libtorch_python.", "libpython"))
+
+
+def _refuse_python(library: Library) -> None:
+    """Refuses a library with a symbol that none of its libraries but Python's own defines."""
+    if not any(map(_is_pythons, library.code["needed"])) and not any(
+        "Py" in each for each in library.code["undefined"]
+    ):
+        return
+    # Of a handle, the symbols of the library and of those that it needs.
+    others = [each for each in library.code["needed"] if not _is_pythons(each)]
+    handles = [ctypes.CDLL(str(toolchain.torch_folder() / "lib" / "libtorch.so"))]
+    for name in others:
+        with suppress(OSError):
+            handles.append(ctypes.CDLL(name))
+    for symbol in library.code["undefined"]:
+        if not any(hasattr(handle, symbol) for handle in handles):
+            raise ValueError(
+                f"compile_package: the library {library.path.name} needs Python (its symbol {symbol}), and a package "
+                "runs without it: build it with identity_conv.Extension, or without torch/extension.h"
+            )
+
+
+def carried(library: Library) -> bytes:
+    """The library's bytes as the package carries them: without the need of Python's libraries.
+
+    ``torch.utils.cpp_extension`` names libtorch_python for every library, used or not.
+    """
+    data = bytearray(library.path.read_bytes())
+    if any(map(_is_pythons, library.code["needed"])):
+        _drop_needed(data)
+    return bytes(data)
+
+
+def _drop_needed(data: bytearray) -> None:
+    """Takes Python's libraries out of the dynamic section of a 64-bit little-endian ELF file."""
+    (table,), (size, count) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<HH", data, 54)
+    segments = [struct.unpack_from("<IIQQQQ", data, table + i * size) for i in range(count)]
+    begin, length = next((offset, filesz) for kind, _, offset, _, _, filesz in segments if kind == 2)  # PT_DYNAMIC
+    entries = [struct.unpack_from("<qQ", data, begin + at) for at in range(0, length, 16)]
+    address = next(value for tag, value in entries if tag == 5)  # DT_STRTAB
+    strings = next(
+        offset + address - start
+        for kind, _, offset, start, _, filesz in segments
+        if kind == 1 and start <= address < start + filesz  # PT_LOAD
+    )
+
+    def is_dropped(entry: tuple[int, int]) -> bool:
+        tag, value = entry
+        name = data[strings + value : data.index(0, strings + value)] if tag == 1 else b""  # DT_NEEDED
+        return _is_pythons(name.decode(errors="replace"))
+
+    kept = [entry for entry in entries if not is_dropped(entry)]
+    kept += [(0, 0)] * (len(entries) - len(kept))
+    for index, entry in enumerate(kept):
+        struct.pack_into("<qQ", data, begin + 16 * index, *entry)
+
+
+def describe(library: Library, record: str, data: bytes) -> dict[str, Any]:
     """The library's entry in the manifest (``src/runtime/libraries.h``)."""
     registered = library.registrations
-    spaces = registered.owned or {space for space in registered.namespaces if loading.is_owned(space)}
-    code = json.loads(runtime.describe_code(str(library.path)))
+    owned = registered.owned or {space for space in registered.namespaces if loading.is_owned(space)}
     return {
         "record": record,
-        "sha256": library.sha256,
+        "sha256": hashlib.sha256(data).hexdigest(),
         "namespaces": sorted(registered.namespaces),
-        "owned": sorted(spaces),
-        "operators": {name: runtime.operator_schema(name) for name in sorted(registered.operators)},
-        "classes": {
-            name.replace(".", "::", 1): runtime.class_schemas(name.replace(".", "::", 1))
-            for name in sorted(registered.classes)
-        },
-        "cuda": code["cuda"],
-        "needed": code["needed"],
+        "owned": sorted(owned),
+        **library.schemas,
+        "cuda": library.code["cuda"],
+        "needed": [name for name in library.code["needed"] if not _is_pythons(name)],
     }

@@ -105,6 +105,7 @@ class _Loaded:
     registrations: Registrations
     has_autograd_nodes: bool
     handle: int | None
+    from_package: bool = False  # loaded by the runtime, for good, from a file's bytes
 
 
 _lock = threading.RLock()
@@ -128,7 +129,9 @@ def load(path: Path, *, trusted: bool = False) -> Path:
     with _lock:
         digest = cache.file_digest(path)
         known = next((each for each in _loaded if each.digest == digest), None)
-        if known and known.handle is not None:
+        if known and known.from_package:
+            known.path = path
+        if known and (known.from_package or known.handle is not None):
             return known.path
         if elsewhere := _loaded_elsewhere(digest):
             return elsewhere
@@ -160,8 +163,19 @@ def load(path: Path, *, trusted: bool = False) -> Path:
 
 
 def loaded() -> list[_Loaded]:
-    """The libraries that :func:`load` has loaded, in their order."""
-    return [each for each in _loaded if each.handle is not None]
+    """The libraries in this process that have a file, in the order in which they were loaded."""
+    return [each for each in _loaded if each.path.is_file()]
+
+
+def adopt(name: str, digest: str, registrations: Registrations) -> None:
+    """Takes note of a library that the runtime has loaded out of a package; does nothing the second time."""
+    with _lock:
+        if any(each.digest == digest for each in _loaded):
+            return
+        _loaded.append(_Loaded(Path(name), digest, registrations, False, None, from_package=True))
+        for each in sorted(registrations.classes):
+            fakes.derive(each)
+        fakes.keep_gradients_of_class_calls()
 
 
 def namespaces(path: Path) -> frozenset[str]:
@@ -195,7 +209,15 @@ def _loaded_elsewhere(digest: str) -> Path | None:
 def _unload(rival: _Loaded, path: Path) -> None:
     """Takes a library and its operators out of the process, to make room for the one at `path`."""
     registered = rival.registrations
-    keeps = "a custom class" if registered.classes else "C++ autograd nodes" if rival.has_autograd_nodes else None
+    keeps = (
+        "come out of a package"
+        if rival.from_package
+        else "a custom class"
+        if registered.classes
+        else "C++ autograd nodes"
+        if rival.has_autograd_nodes
+        else None
+    )
     if keeps:
         raise BuildError(
             f"{path.name} has changed and can't take the place of the loaded one, which has {keeps}: "

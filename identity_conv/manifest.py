@@ -89,9 +89,12 @@ def _describe_output(spec: Any, program: ExportedProgram) -> dict[str, Any]:
 
 
 #: Instruction sets that a compiler uses by itself, by Linux's names.
-_BY_COMPILERS = frozenset(
-    ["sse3", "pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "movbe", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "avx_vnni", "avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl", "avx512ifma", "avx512vbmi", "avx512_vbmi2", "avx512_vnni", "avx512_bitalg", "avx512_vpopcntdq", "avx512_bf16", "avx512_fp16", "asimd", "asimdhp", "asimddp", "asimdrdm", "atomics", "fphp", "bf16", "i8mm", "sve", "sve2", "svebf16", "svei8mm"]
-)
+_BY_COMPILERS = frozenset({
+    "sse3", "pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "movbe", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2",
+    "abm", "avx_vnni", "avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl", "avx512ifma", "avx512vbmi",
+    "avx512_vbmi2", "avx512_vnni", "avx512_bitalg", "avx512_vpopcntdq", "avx512_bf16", "avx512_fp16", "asimd",
+    "asimdhp", "asimddp", "asimdrdm", "atomics", "fphp", "bf16", "i8mm", "sve", "sve2", "svebf16", "svei8mm",
+})  # fmt: skip
 
 
 def describe_host(package: Path) -> dict[str, Any]:

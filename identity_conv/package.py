@@ -19,7 +19,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from . import __version__, errors, manifest, progress, settings, targets, toolchain
+from . import __version__, errors, loading, manifest, progress, settings, targets, toolchain
 from . import libraries as finding
 from . import sample as samples
 
@@ -105,8 +105,8 @@ def compile_package(
             record = f"{manifest.LIBRARIES}/{library.path.name}"
             if record in records:
                 record = f"{manifest.LIBRARIES}/{library.sha256[:8]}-{library.path.name}"
-            records[record] = library.path.read_bytes()
-            described["libraries"].append(finding.describe(library, record, runtime))
+            records[record] = finding.carried(library)
+            described["libraries"].append(finding.describe(library, record, records[record]))
         if sample and example and example.repeatable:
             described["sample"], more = samples.describe(example)
             records |= more
@@ -192,12 +192,13 @@ class Package:
         self._package = _runtime().Package.open(
             os.fspath(path), where, num_runners, _CUDA_GRAPH[cuda_graph], expected_sha256 or ""
         )
+        manifest = json.loads(self._package.manifest or "{}")
+        _adopt_libraries(manifest)
         for note in self._package.warnings:
             _say_once(f"{self.path.name}: {note}")
         in_spec, out_spec = self._package.call_spec
         self._in_spec = pytree.treespec_loads(in_spec)
         self._out_spec = pytree.treespec_loads(out_spec)
-        manifest = json.loads(self._package.manifest or "{}")
         # By the position among the flattened arguments: the name, and what it was compiled in as.
         self._constants = {position: (name, value) for position, name, value in manifest.get("constants", [])}
         self._numbers = manifest.get("number outputs", [])
@@ -342,6 +343,17 @@ def _describe(spec: pytree.TreeSpec) -> str:
 
     args, kwargs = pytree.tree_unflatten([Leaf()] * spec.num_leaves, spec)
     return f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
+
+
+def _adopt_libraries(manifest: Mapping[str, Any]) -> None:
+    loaded = _runtime().loaded_libraries()
+    for library in manifest.get("libraries", ()):
+        if library["sha256"] in loaded:
+            classes = frozenset(name.replace("::", ".", 1) for name in library["classes"])
+            registrations = loading.Registrations(
+                frozenset(library["operators"]), classes, frozenset(library["owned"]), frozenset(library["namespaces"])
+            )
+            loading.adopt(library["record"].rpartition("/")[2], library["sha256"], registrations)
 
 
 @functools.cache

@@ -16,7 +16,6 @@
 #include <fstream>
 #include <iterator>
 #include <mutex>
-#include <set>
 #include <sstream>
 #include <stdexcept>
 
@@ -218,15 +217,9 @@ std::string describe_code(const std::string& path) {
     for (const std::string& text : texts) array.emplace_back(text);
     return Json(std::move(array));
   };
-  std::vector<std::string> python;
-  for (const std::string& symbol : code.undefined) {
-    if (symbol.compare(0, 2, "Py") == 0 || symbol.compare(0, 3, "_Py") == 0)
-      python.push_back(symbol);
-  }
   return Json(Json::Object{{"soname", Json(code.soname)},
                            {"needed", list(code.needed)},
                            {"undefined", list(code.undefined)},
-                           {"python", list(python)},
                            {"cuda", list(code.cuda)}})
       .dump();
 }
@@ -263,6 +256,11 @@ void load_library(const PackagedLibrary& library, const std::string& bytes) {
   if (loaded_digests().count(library.sha256)) return;
   if (!load_from_memory(library.name, bytes)) load_from_file(bytes);
   loaded_digests().insert(library.sha256);
+}
+
+std::set<std::string> loaded_libraries() {
+  const std::lock_guard<std::mutex> lock(loading());
+  return loaded_digests();
 }
 
 }  // namespace identity_conv

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,5 +60,8 @@ Standing standing(const PackagedLibrary& library, std::uint64_t num_bytes);
 // global, which packages that call it as a C shim need. Only for one that is absent: a second
 // registration ends the process. Throws std::runtime_error with what the dynamic linker says.
 void load_library(const PackagedLibrary& library, const std::string& bytes);
+
+// The SHA-256 of each library that load_library() has loaded.
+std::set<std::string> loaded_libraries();
 
 }  // namespace identity_conv

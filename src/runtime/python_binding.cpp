@@ -325,6 +325,30 @@ PyObject* package_load_constants(PyObject* self, PyObject* dict) {
   });
 }
 
+// Seconds a call in a loop in C++: of the package, or of torch's loader on the file at `path`.
+PyObject* package_time_calls(PyObject* self, PyObject* args) {
+  const char* path = nullptr;
+  int count = 0;
+  PyObject* tensor = nullptr;
+  if (!PyArg_ParseTuple(args, "ziO!", &path, &count, THPVariableClass, &tensor)) return nullptr;
+  return translating_exceptions([&]() -> PyObject* {
+    const std::shared_ptr<Package> package = open_package(self);
+    if (!package) return nullptr;
+    const std::vector<at::Tensor> inputs = {THPVariable_Unpack(tensor)};
+    const double seconds = [&] {
+      const WithoutGil released;
+      std::optional<torch::inductor::AOTIModelPackageLoader> loader;
+      if (path) loader.emplace(path);
+      const auto call = [&] { loader ? loader->run(inputs) : package->run(inputs); };
+      call();
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < count; ++i) call();
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    }();
+    return PyFloat_FromDouble(seconds / count);
+  });
+}
+
 PyObject* package_call_spec(PyObject* self, void*) {
   return translating_exceptions([&]() -> PyObject* {
     const std::shared_ptr<Package> package = open_package(self);
@@ -383,6 +407,10 @@ PyMethodDef package_methods[] = {
      "load_constants(constants)\n--\n\n"
      "Replace constants by name, for all calls at once; raises PackageError and changes nothing\n"
      "where one doesn't fit."},
+    {"time_calls", package_time_calls, METH_VARARGS,
+     "time_calls(path, count, tensor)\n--\n\n"
+     "Seconds a call in C++, for the bench: of the package, or with a path of torch's loader on "
+     "it."},
     {"close", package_close, METH_NOARGS,
      "close()\n--\n\nUnload the model, after the calls under way; closing twice does nothing."},
     {nullptr, nullptr, 0, nullptr}};
@@ -449,31 +477,15 @@ PyObject* schemas_of_class(PyObject*, PyObject* name) {
   });
 }
 
-// Seconds a call in a loop in C++, for the bench.
-PyObject* time_calls(PyObject*, PyObject* args) {
-  PyObject* package_object = nullptr;
-  const char* path = nullptr;
-  int bare = 0;
-  int count = 0;
-  PyObject* tensor = nullptr;
-  if (!PyArg_ParseTuple(args, "OsiiO", &package_object, &path, &bare, &count, &tensor)) {
-    return nullptr;
-  }
+PyObject* loaded_libraries(PyObject*, PyObject*) {
   return translating_exceptions([&]() -> PyObject* {
-    const std::shared_ptr<Package> package = open_package(package_object);
-    if (!package) return nullptr;
-    const std::vector<at::Tensor> inputs = {THPVariable_Unpack(tensor)};
-    const double seconds = [&] {
-      const WithoutGil released;
-      std::optional<torch::inductor::AOTIModelPackageLoader> loader;
-      if (bare) loader.emplace(path);
-      const auto call = [&] { loader ? loader->run(inputs) : package->run(inputs); };
-      call();
-      const auto begin = std::chrono::steady_clock::now();
-      for (int i = 0; i < count; ++i) call();
-      return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    }();
-    return PyFloat_FromDouble(seconds / count);
+    Ref set(PySet_New(nullptr));
+    if (!set) return nullptr;
+    for (const std::string& digest : identity_conv::loaded_libraries()) {
+      const Ref item(as_text(digest));
+      if (!item || PySet_Add(set.get(), item.get()) < 0) return nullptr;
+    }
+    return set.release();
   });
 }
 
@@ -482,14 +494,13 @@ PyMethodDef module_functions[] = {
      "set_errors(types)\n--\n\nThe exceptions of PackageError's kinds, a tuple in their order."},
     {"describe_code", describe_code, METH_O,
      "describe_code(path)\n--\n\nWhat a shared library says of itself, as JSON; it isn't mapped."},
+    {"loaded_libraries", loaded_libraries, METH_NOARGS,
+     "loaded_libraries()\n--\n\nThe SHA-256 of each library loaded out of a package."},
     {"operator_schema", schema_of_operator, METH_O,
      "operator_schema(name)\n--\n\nA registered operator's schema; empty where there is none."},
     {"class_schemas", schemas_of_class, METH_O,
      "class_schemas(name)\n--\n\nThe schemas of a registered class's methods; none where there is "
      "none."},
-    {"time_calls", time_calls, METH_VARARGS,
-     "time_calls(package, path, bare, count, tensor)\n--\n\nSeconds a call in C++: of the package, "
-     "or where bare is 1 of torch's loader on the same path."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,
