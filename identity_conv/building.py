@@ -270,7 +270,7 @@ class Target:
         if self.kind != "program":
             flags += ["-shared", f"-L{toolchain.torch_folder() / 'lib'}", "-ltorch_python"]
         if archs:
-            flags += toolchain.cuda_runtime_flags(folder)
+            flags += toolchain.cuda_runtime_flags(folder, found_at_start=self.kind == "program")
         with _environment(environment), _cuda_home(cpp_extension):
             built = cpp_extension.load(
                 f"{self.file_name}.{time.time_ns()}",

@@ -393,7 +393,7 @@ def test_a_graph_replays_where_the_model_would_be_run(weights) -> None:
     x = torch.randn(3, 4, device="cuda")
     for _ in range(3):
         package(x)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
         package(x)
         torch.cuda.synchronize()
     names = {event.key for event in profile.key_averages()}
@@ -495,7 +495,7 @@ def test_a_call_that_cannot_be_captured_runs_without_a_graph_and_says_why(tmp_pa
     path = identity_conv.compile_package(program, tmp_path / "model.pt2")
     package = identity_conv.load_package(path, cuda_graph=True)
     x = torch.randn(3, 4, device="cuda")
-    with pytest.warns(RuntimeWarning, match=r"runs without a CUDA graph: the call can't be captured \(.*captur"):
+    with pytest.warns(RuntimeWarning, match=r"runs without a CUDA graph: the call can't be captured \("):
         assert [torch.equal(package(x), x + 1) for _ in range(6)] == [True] * 6
     # What a failed capture must not leave: a generator, an allocator and a stream in its state.
     torch.randn(8, device="cuda")

@@ -232,8 +232,13 @@ CompiledModel::CompiledModel(const PackageArchive& archive, c10::Device device,
   num_inputs_ = Runner::num_inputs(*runner_);
 }
 
-// What still runs on the device reads the constants.
-CompiledModel::~CompiledModel() { synchronize(); }
+CompiledModel::~CompiledModel() {
+  try {
+    synchronize();  // what still runs on the device reads the constants
+  } catch (const std::exception&) {
+    // The device has failed, and runs nothing.
+  }
+}
 
 CallSpec CompiledModel::call_spec() const {
   std::vector<std::string> spec = runner_->get_call_spec();

@@ -9,6 +9,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include <map>
+#include <mutex>
 #include <type_traits>
 
 #include "cuda_graph.h"
@@ -27,27 +29,17 @@ auto mark_capture(Allocator* memory, c10::DeviceIndex device, bool begins, int)
 template <class Allocator>
 void mark_capture(Allocator*, c10::DeviceIndex, bool, long) {}
 
-// A stream of our own: torch hands those of its pool to several users, whose work would be
-// captured.
-class CaptureStream {
- public:
-  explicit CaptureStream(c10::DeviceIndex device) {
-    C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    device_ = device;
-  }
-  CaptureStream(const CaptureStream&) = delete;
-  CaptureStream& operator=(const CaptureStream&) = delete;
-  ~CaptureStream() { C10_CUDA_CHECK_WARN(cudaStreamDestroy(stream_)); }
+// One capture at a time, on a stream of its own for each device, which lives as long as the process:
+// torch hands those of its pool to several users, whose work would be captured too, and keeps memory
+// for cuBLAS with every stream that it has seen.
+std::mutex capture_mutex;
 
-  cudaStream_t get() const { return stream_; }
-  c10::cuda::CUDAStream as_torch() const {
-    return c10::cuda::getStreamFromExternal(stream_, device_);
-  }
-
- private:
-  cudaStream_t stream_ = nullptr;
-  c10::DeviceIndex device_;
-};
+cudaStream_t capture_stream(c10::DeviceIndex device) {
+  static std::map<c10::DeviceIndex, cudaStream_t> streams;
+  const auto [place, is_new] = streams.try_emplace(device, nullptr);
+  if (is_new) C10_CUDA_CHECK(cudaStreamCreateWithFlags(&place->second, cudaStreamNonBlocking));
+  return place->second;
+}
 
 // Memory that is handed out on one stream, and to nobody else for as long as this lives.
 class PrivatePool {
@@ -135,13 +127,15 @@ void copy(const at::Tensor& to, const at::Tensor& from, cudaStream_t stream) {
 
 class CudaCapturedCall : public CapturedCall {
  public:
+  // Under capture_mutex.
   CudaCapturedCall(const Model& model, const std::vector<at::Tensor>& inputs)
-      : device_(c10::cuda::current_device()), stream_(device_), pool_(device_, stream_.get()) {
+      : device_(c10::cuda::current_device()), pool_(device_, capture_stream(device_)) {
     for (const at::Tensor& input : inputs) {
       inputs_.push_back(at::empty_strided(input.sizes(), input.strides(), input.options()));
     }
-    const c10::cuda::CUDAStreamGuard guard(stream_.as_torch());
-    Capture capture(device_, stream_.get());
+    const cudaStream_t stream = capture_stream(device_);
+    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(stream, device_));
+    Capture capture(device_, stream);
     outputs_ = model(inputs_);
     cudaGraph_t graph = capture.finish();
     pool_.close();
@@ -181,7 +175,6 @@ class CudaCapturedCall : public CapturedCall {
 
  private:
   c10::DeviceIndex device_;
-  CaptureStream stream_;
   PrivatePool pool_;
   std::vector<at::Tensor> inputs_;
   std::vector<at::Tensor> outputs_;
@@ -201,6 +194,7 @@ bool current_stream_is_captured() {
 
 std::unique_ptr<CapturedCall> CapturedCall::capture(const Model& model,
                                                     const std::vector<at::Tensor>& inputs) {
+  const std::lock_guard<std::mutex> lock(capture_mutex);
   return std::make_unique<CudaCapturedCall>(model, inputs);
 }
 
