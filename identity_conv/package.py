@@ -169,10 +169,6 @@ def _runtime() -> ModuleType:
 _CUDA_GRAPH = {False: 0, True: 1, "reuse outputs": 2}
 
 
-#: What `load_package` takes for `cuda_graph`, as the binding has it.
-_CUDA_GRAPH = {False: 0, True: 1, "reuse outputs": 2}
-
-
 class Package:
     """A loaded `model.pt2`, called as the model was; it may be used in a ``with`` block.
 
@@ -187,16 +183,22 @@ class Package:
         device: str | int | torch.device | None = None,
         num_runners: int = 1,
         cuda_graph: bool | Literal["reuse outputs"] = False,
+        expected_sha256: str | None = None,
     ):
         if cuda_graph not in _CUDA_GRAPH:
             raise ValueError(f"load_package: cuda_graph must be False, True or 'reuse outputs', got {cuda_graph!r}")
         self.path = Path(path)
         where = None if device is None else str(torch.device(device))
-        self._package = _runtime().Package.open(os.fspath(path), where, num_runners, _CUDA_GRAPH[cuda_graph])
+        self._package = _runtime().Package.open(
+            os.fspath(path), where, num_runners, _CUDA_GRAPH[cuda_graph], expected_sha256 or ""
+        )
+        manifest = json.loads(self._package.manifest or "{}")
+        _adopt_libraries(manifest)
+        for note in self._package.warnings:
+            _say_once(f"{self.path.name}: {note}")
         in_spec, out_spec = self._package.call_spec
         self._in_spec = pytree.treespec_loads(in_spec)
         self._out_spec = pytree.treespec_loads(out_spec)
-        manifest = json.loads(self._package.manifest or "{}")
         # By the position among the flattened arguments: the name, and what it was compiled in as.
         self._constants = {position: (name, value) for position, name, value in manifest.get("constants", [])}
         self._numbers = manifest.get("number outputs", [])
@@ -286,6 +288,8 @@ class Package:
             >>> package = load_package("model.pt2")
             >>> package.load_constants({"native1.weight": torch.zeros(3, 3, 1, 1)})
         """
+        if not isinstance(constants, Mapping):
+            raise TypeError(f"load_constants: constants must be a mapping of names to tensors, got {_short(constants)}")
         self._package.load_constants(dict(constants))
 
     def close(self) -> None:
@@ -374,11 +378,12 @@ def load_package(
     device: str | int | torch.device | None = None,
     num_runners: int = 1,
     cuda_graph: bool | Literal["reuse outputs"] = False,
+    expected_sha256: str | None = None,
 ) -> Package:
-    """Loads the package at `path`.
+    """Loads the package at `path`, and the operator libraries that it carries.
 
-    The operator libraries that it needs must be loaded: ``import identity_conv`` loads ``my_ops``, an
-    :class:`identity_conv.Extension` loads its own.
+    Where this process has registered the same operators and classes, those are used. A package is native
+    code: load only what you trust.
 
     Args:
         path: the file.
@@ -391,16 +396,17 @@ def load_package(
             illegal calls run without, with a warning that says why, and one is queued at a time.
             Results are copied out of the graph; with ``"reuse outputs"`` they are its own memory, which
             the next call with inputs of these sizes overwrites.
+        expected_sha256: what the file's SHA-256 must be, in hexadecimal.
 
     Raises:
-        FileNotFoundError: there is no file at `path`.
+        PackageNotFoundError: there is no file at `path` (a ``FileNotFoundError`` too).
         ValueError: `device` is of another type than the package, or another option is out of range.
-        RuntimeError: the file is no package, is damaged, or needs an operator, a class or a device
-            that isn't there.
+        PackageError: the file is no package, is damaged, doesn't suit this machine or this torch, or needs
+            operators that this process has registered otherwise; the subclass and its `kind` say which.
 
     Example::
 
         >>> package = load_package("model.pt2")
         >>> y = package(torch.randn(2, 3, 8, 8))
     """
-    return Package(path, device=device, num_runners=num_runners, cuda_graph=cuda_graph)
+    return Package(path, device=device, num_runners=num_runners, cuda_graph=cuda_graph, expected_sha256=expected_sha256)

@@ -217,12 +217,6 @@ std::string cuda_graph_fallback(const Package& package) {
   return package.cuda_graph_fallback();
 }
 
-// A call under way has what this waits for, and may need the GIL.
-std::string cuda_graph_fallback(const Package& package) {
-  const WithoutGil released;
-  return package.cuda_graph_fallback();
-}
-
 // False, with an exception set, where the user has made the warning an error.
 bool tell_of_fallback(PyPackage* self, const Package& package) {
   const std::string reason = cuda_graph_fallback(package);
