@@ -302,6 +302,9 @@ def test_a_missing_library_is_named(packages: dict[str, Path], tmp_path: Path) -
 
 
 def test_changes_the_manifest_knows_nothing_of(packages: dict[str, Path], tmp_path: Path) -> None:
-    other = with_manifest(packages["cpu"], tmp_path / "other.pt2", lambda m: m["records"].pop("byteorder"))
+    def change(described: dict[str, Any]) -> None:
+        del described["records"]["byteorder"]
+
+    other = with_manifest(packages["cpu"], tmp_path / "other.pt2", change)
     with pytest.raises(identity_conv.DamagedPackageError, match="knows no record byteorder"):
         identity_conv.load_package(other)
