@@ -101,7 +101,7 @@ def inspect(package: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=1))
     else:
-        console = Console(soft_wrap=not sys.stdout.isatty())
+        console = Console(width=180 if not sys.stdout.isatty() else None)
         for table in tables(found):
             console.print(table)
     if found["verdict"] == "fatal":

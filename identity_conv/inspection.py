@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 _STYLES = {"ok": "green", "warning": "yellow", "fatal": "red"}
@@ -20,12 +21,12 @@ def tables(found: dict[str, Any]) -> Iterator[Table]:
         yield _libraries(manifest["libraries"])
     records = Table("record", "bytes", box=None)
     for name, size in found["records"].items():
-        records.add_row(name, f"{size:,}")
+        records.add_row(escape(name), f"{size:,}")
     yield records
 
 
 def _facts(found: dict[str, Any]) -> Table:
-    table = Table("package", found["path"], box=None)
+    table = Table("package", escape(found["path"]), box=None)
     manifest = found["manifest"]
     table.add_row("bytes", f"{found['bytes']:,}")
     table.add_row("SHA-256", found["sha256"])
@@ -44,7 +45,7 @@ def _findings(findings: list[dict[str, str]]) -> Table:
     table = Table("check", "verdict", "found", box=None)
     for each in findings:
         style = _STYLES[each["verdict"]]
-        table.add_row(each["check"], f"[{style}]{each['verdict']}[/]", each["text"])
+        table.add_row(each["check"], f"[{style}]{each['verdict']}[/]", escape(each["text"]))
     return table
 
 
@@ -59,7 +60,7 @@ def _call(manifest: dict[str, Any]) -> Table:
                 if isinstance(size, str) and size in manifest["symbols"]
             )
             name = each.get("name") or each.get("value", "")
-            table.add_row(f"{kind} {name}", each.get("dtype", ""), str(sizes), ", ".join(bounds))
+            table.add_row(f"{kind} {name}", each.get("dtype", ""), escape(str(sizes)), ", ".join(bounds))
     return table
 
 
@@ -68,7 +69,7 @@ def _libraries(libraries: list[dict[str, Any]]) -> Table:
     for library in libraries:
         name = library["record"].rpartition("/")[2]
         for schema in library["operators"].values():
-            table.add_row(name, schema)
+            table.add_row(name, escape(schema))
         for each in library["classes"]:
             table.add_row(name, f"class {each}")
     return table

@@ -100,20 +100,21 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def refuse_python_only(names: Names) -> None:
-    """Refuses operators that no package can carry.
+def refuse_python_only(names: Names) -> Names:
+    """Refuses operators that no package can carry; returns `names` without those that are compiled in.
 
     Raises:
         ValueError: an operator's kernel exists only in Python.
     """
-    for operator in sorted(names.operators):
-        if operator.split(".")[0] in triton_ops_to_kernels:
-            continue  # AOTInductor compiles the Triton kernels in it
+    # AOTInductor compiles the Triton kernels in a triton_op, and the operators around them.
+    left = frozenset(name for name in names.operators if name.split(".")[0] not in triton_ops_to_kernels)
+    for operator in sorted(left):
         if _is_defined_in_python(operator):
             raise ValueError(
                 f"compile_package: the operator {operator} exists only in Python (torch.library), and a package runs "
                 "without it: write it in C++ (identity_conv.Extension) or in Triton (torch.library.triton_op)"
             )
+    return Names(left, names.classes)
 
 
 def _is_defined_in_python(operator: str) -> bool:

@@ -1,6 +1,8 @@
 """What a package says of itself: ``extra/identity_conv/manifest.json`` in the archive.
 
-The C++ runtime (``src/runtime/contract.h``) reads it, tells its form, and checks every call by it.
+The C++ runtime reads it: ``src/runtime/contract.h`` tells the form of the inputs, by which every call is
+checked, ``libraries.h`` and ``sample.h`` those of the records beside it. These lie under ``data/``, since torch's
+own loader reads all that is under ``extra/`` as text.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from . import toolchain
 
 RECORD = "extra/identity_conv/manifest.json"
 DIGEST = "extra/identity_conv/manifest.sha256"
-LIBRARIES = "extra/identity_conv/lib"
+LIBRARIES = "data/identity_conv/lib"
 FORMAT = 1
 
 

@@ -76,13 +76,11 @@ def compile_package(
     if isinstance(libraries, str | os.PathLike):
         raise TypeError(f"compile_package: libraries must be a list of paths, got {libraries!r}")
 
-    needed = finding.named(program)
-    finding.refuse_python_only(needed)
+    needed = finding.refuse_python_only(finding.named(program))
     described = manifest.describe(program)
     example = samples.run(program)
     if example:
-        needed |= example.names
-        finding.refuse_python_only(needed)
+        needed |= finding.refuse_python_only(example.names)
     runtime = _runtime()
     found = finding.find(needed, [Path(each) for each in libraries], runtime)
     compiler = _compiler()

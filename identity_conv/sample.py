@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from . import libraries
 
-INPUTS = "extra/identity_conv/sample/inputs"
-OUTPUTS = "extra/identity_conv/sample/outputs"
+INPUTS = "data/identity_conv/sample/inputs"
+OUTPUTS = "data/identity_conv/sample/outputs"
 
 
 @dataclass(frozen=True)

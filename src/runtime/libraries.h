@@ -1,6 +1,6 @@
 // The operator libraries that a package carries: what they register, and how they enter a process.
 //
-//   "libraries": [{"record": "extra/identity_conv/lib/libmine.so", "sha256": "...",
+//   "libraries": [{"record": "data/identity_conv/lib/libmine.so", "sha256": "...",
 //                  "operators": {"mine::scale": "mine::scale(Tensor x) -> Tensor"},
 //                  "classes": {"mine::Shift": ["__init__(...) -> NoneType", ...]},
 //                  "owned": ["mine"]}]

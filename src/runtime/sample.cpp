@@ -120,9 +120,9 @@ std::optional<Sample> read_sample(const PackageArchive& archive, const Json& man
   const Json* outputs = described->find("outputs");
   if (!inputs || !outputs) fail("lacks inputs or outputs");
   Sample sample;
-  TensorReader given(archive.read("extra/identity_conv/sample/inputs"), device);
+  TensorReader given(archive.read("data/identity_conv/sample/inputs"), device);
   for (const Json& json : inputs->elements()) sample.inputs.push_back(given.next(json));
-  TensorReader wanted(archive.read("extra/identity_conv/sample/outputs"), device);
+  TensorReader wanted(archive.read("data/identity_conv/sample/outputs"), device);
   for (const Json& json : outputs->elements()) {
     Sample::Output output;
     if (json.as<Json::Object>())

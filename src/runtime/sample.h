@@ -3,7 +3,7 @@
 //   "sample": {"inputs":  [{"dtype": "float32", "sizes": [2, 3], "strides": [3, 1], "bytes": 24}],
 //              "outputs": [{"dtype": "float32", ..., "rtol": 1.3e-6, "atol": 1e-5}, null]}
 //
-// Each tensor's bytes follow the one before in the records extra/identity_conv/sample/inputs and
+// Each tensor's bytes follow the one before in the records data/identity_conv/sample/inputs and
 // .../outputs, from its first element to its last. An output without a tolerance must be equal;
 // null is one that isn't compared, as None.
 
