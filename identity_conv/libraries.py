@@ -69,7 +69,7 @@ def named(program: ExportedProgram) -> Names:
         if isinstance(node.target, torch._ops.OpOverload)
     }
     objects = (each for each in program.constants.values() if isinstance(each, torch.ScriptObject))
-    classes = {each._type().qualified_name().removeprefix("__torch__.torch.classes.") for each in objects}  # type: ignore[attr-defined]
+    classes = {each._type().qualified_name().removeprefix("__torch__.torch.classes.") for each in objects}
     return Names(_foreign(operators, "::", TORCHS), _foreign(classes, ".", TORCHS_CLASSES))
 
 

@@ -154,7 +154,7 @@ def add(package: Path, manifest: dict[str, Any], records: Mapping[str, bytes]) -
         digests = {}
         for name in archive.namelist():
             with archive.open(name) as record:
-                digests[name.removeprefix(f"{folder}/")] = hashlib.file_digest(record, "sha256").hexdigest()
+                digests[name.removeprefix(f"{folder}/")] = hashlib.file_digest(record, "sha256").hexdigest()  # type: ignore[arg-type]
         text = json.dumps(manifest | {"records": digests}, indent=1)
         archive.writestr(f"{folder}/{RECORD}", text)
         archive.writestr(f"{folder}/{DIGEST}", hashlib.sha256(text.encode()).hexdigest())

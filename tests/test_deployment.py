@@ -39,6 +39,7 @@ def bare_root(program: Path, tmp_path: Path) -> Callable[..., subprocess.Complet
     def run(*arguments: Path | str, give: Path) -> subprocess.CompletedProcess[str]:
         shutil.copy(give, root / give.name)
         enter = ["chroot"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "chroot"]
+        enter[0] = shutil.which(enter[0], path="/usr/sbin:/usr/bin:/sbin:/bin") or enter[0]
         command = [*enter, root, program, f"/{give.name}", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False, env={})
 

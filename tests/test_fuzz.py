@@ -93,7 +93,9 @@ def test_inputs(package: identity_conv.Package, case: int) -> None:
     )
     x = torch.zeros(sizes, dtype=dtype) if chance.random() < 0.1 else torch.ones(sizes).mul(chance.random()).to(dtype)
     if x.dim() > 1 and chance.random() < 0.5:
-        x = chance.choice([x.transpose(0, -1), x[..., ::2], x.flip(0), x[:1].expand(4, *x.shape[1:]), x.mT])
+        x = chance.choice(
+            [x.transpose(0, -1), x[..., ::2], x.flip(0), x[:1].expand(min(4, 4 * len(x)), *x.shape[1:]), x.mT]
+        )
     try:
         y, refusal = package(x), None
     except identity_conv.InputError as error:
