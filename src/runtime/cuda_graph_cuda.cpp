@@ -29,9 +29,9 @@ auto mark_capture(Allocator* memory, c10::DeviceIndex device, bool begins, int)
 template <class Allocator>
 void mark_capture(Allocator*, c10::DeviceIndex, bool, long) {}
 
-// One capture at a time, on a stream of its own for each device, which lives as long as the process:
-// torch hands those of its pool to several users, whose work would be captured too, and keeps memory
-// for cuBLAS with every stream that it has seen.
+// One capture at a time, on a stream of its own for each device, which lives as long as the
+// process: torch hands those of its pool to several users, whose work would be captured too, and
+// keeps memory for cuBLAS with every stream that it has seen.
 std::mutex capture_mutex;
 
 cudaStream_t capture_stream(c10::DeviceIndex device) {
