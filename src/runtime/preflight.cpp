@@ -29,7 +29,6 @@ namespace {
 using Kind = PackageError::Kind;
 using Verdict = Finding::Verdict;
 
-
 Finding ok(const std::string& check, const std::string& text) {
   return {check, Verdict::kOk, text, Kind::kHost};
 }
