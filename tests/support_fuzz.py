@@ -42,7 +42,7 @@ def _flip(chance: random.Random, whole: bytes, records: Any) -> bytes:
 def _header_byte(chance: random.Random, whole: bytes, records: Any) -> bytes:
     data = bytearray(whole)
     places = [i for i in range(len(data) - 4) if data[i : i + 2] == b"PK" and data[i + 2] in (1, 3, 5)]
-    data[chance.choice(places) + chance.randrange(46)] = chance.randrange(256)
+    data[min(chance.choice(places) + chance.randrange(46), len(data) - 1)] = chance.randrange(256)
     return bytes(data)
 
 
