@@ -13,7 +13,9 @@ nox.options.reuse_existing_virtualenvs = True
 #: The torch versions tested on CPU: a CPU build, and the CUDA build that plain `pip install` gives.
 #: torch 2.11 is tested on a machine with a GPU: `python -m pytest -m "gpu or not gpu"`.
 TORCH = ["2.13.0", "2.14.1"]
-CPP = [*sorted(map(str, Path("src").rglob("*.[hc]*"))), *sorted(map(str, Path("tests/cpp").glob("*.cpp")))]
+CPP = sorted(
+    str(path) for root in ("src", "tests") for path in Path(root).rglob("*") if path.suffix in {".h", ".cpp", ".cu"}
+)
 
 
 @nox.session

@@ -14,10 +14,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .building import CompileError
     from .diagnosis import doctor
+    from .errors import (
+        DamagedPackageError,
+        ExecutionError,
+        HostError,
+        InputError,
+        LibraryConflictError,
+        LibraryNotLoadedError,
+        NoSampleError,
+        NotAPackageError,
+        PackageError,
+        PackageFormatError,
+        PackageNotFoundError,
+        VerificationError,
+    )
     from .extension import Extension
     from .model import IdentityConvCustomClass, IdentityConvCustomOp, IdentityModel, keep_in_state_dict
     from .ops import identity_conv
-    from .package import Package, compile_package, load_package
+    from .package import Package, compile_package, inspect_package, load_package
     from .program import export
     from .toolchain import BuildError, ToolchainError
 
@@ -26,16 +40,29 @@ __version__ = "0.1.0"
 _HOMES = {
     "BuildError": "toolchain",
     "CompileError": "building",
+    "DamagedPackageError": "errors",
+    "ExecutionError": "errors",
     "Extension": "extension",
+    "HostError": "errors",
     "IdentityConvCustomClass": "model",
     "IdentityConvCustomOp": "model",
     "IdentityModel": "model",
+    "InputError": "errors",
+    "LibraryConflictError": "errors",
+    "LibraryNotLoadedError": "errors",
+    "NoSampleError": "errors",
+    "NotAPackageError": "errors",
     "Package": "package",
+    "PackageError": "errors",
+    "PackageFormatError": "errors",
+    "PackageNotFoundError": "errors",
     "ToolchainError": "toolchain",
+    "VerificationError": "errors",
     "compile_package": "package",
     "doctor": "diagnosis",
     "export": "program",
     "identity_conv": "ops",
+    "inspect_package": "package",
     "keep_in_state_dict": "model",
     "load_package": "package",
 }
@@ -43,16 +70,29 @@ _HOMES = {
 __all__ = [
     "BuildError",
     "CompileError",
+    "DamagedPackageError",
+    "ExecutionError",
     "Extension",
+    "HostError",
     "IdentityConvCustomClass",
     "IdentityConvCustomOp",
     "IdentityModel",
+    "InputError",
+    "LibraryConflictError",
+    "LibraryNotLoadedError",
+    "NoSampleError",
+    "NotAPackageError",
     "Package",
+    "PackageError",
+    "PackageFormatError",
+    "PackageNotFoundError",
     "ToolchainError",
+    "VerificationError",
     "compile_package",
     "doctor",
     "export",
     "identity_conv",
+    "inspect_package",
     "keep_in_state_dict",
     "load_package",
 ]

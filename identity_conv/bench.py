@@ -259,6 +259,92 @@ def _first_result(folder: Path) -> Comparison:
     )
 
 
+def _package() -> Iterator[Comparison]:
+    """A loaded package beside torch's own loader, which checks no input."""
+    import torch
+
+    import identity_conv
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for device in _devices():
+            yield from _package_calls(device, folder)
+        program = identity_conv.export(identity_conv.IdentityModel(), (torch.randn(2, 3, 8, 8),))
+        demo = identity_conv.compile_package(program, folder / "model.pt2")
+
+        def load(loader: Callable[[str], Any]) -> Callable[[], float]:
+            def seconds() -> float:
+                begin = time.perf_counter()
+                loaded = loader(str(demo))
+                elapsed = time.perf_counter() - begin
+                del loaded
+                return elapsed
+
+            return seconds
+
+        yield compare(
+            "load of the demo model",
+            "aoti_load_package, warm",
+            load(identity_conv.load_package),
+            load(torch._inductor.aoti_load_package),
+            pairs=15,
+        )
+        yield _first_result(folder)
+
+
+def _package_calls(device: str, folder: Path) -> Iterator[Comparison]:
+    import torch
+
+    import identity_conv
+
+    class Operators(torch.nn.Module):
+        def __init__(self, count: int):
+            super().__init__()
+            self.count = count
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(self.count):
+                x = identity_conv.identity_conv(x)
+            return x
+
+    x = torch.randn(1, 3, 8, 8, device=device)
+
+    def compiled(count: int) -> str:
+        program = identity_conv.export(Operators(count), (x,))
+        return str(identity_conv.compile_package(program, folder / f"{device}{count}.pt2"))
+
+    def timed(call: Callable[[Any], Any], count: int = 1000) -> Callable[[], float]:
+        def seconds() -> float:
+            begin = time.perf_counter()
+            for _ in range(count):
+                call(x)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            return (time.perf_counter() - begin) / count
+
+        return seconds
+
+    path = compiled(1)
+    ours, stock = identity_conv.load_package(path), torch._inductor.aoti_load_package(path)
+    if not torch.equal(ours(x), stock(x)):
+        raise RuntimeError("bench: the package's result isn't the loader's")
+    name = f"{device} call from Python, one operator"
+    yield compare(name, "aoti_load_package", timed(ours), timed(stock), pairs=31)
+
+    def in_cpp(of_torch: str | None) -> Callable[[], float]:
+        return lambda: ours._package.time_calls(of_torch, 2000, x)
+
+    name = f"{device} call in C++, one operator"
+    yield compare(name, "AOTIModelPackageLoader::run", in_cpp(None), in_cpp(path), pairs=31)
+    if device == "cuda":
+        path = compiled(8)
+        graphed = identity_conv.load_package(path, cuda_graph=True)
+        stock = torch._inductor.aoti_load_package(path)
+        for _ in range(3):
+            graphed(x)
+        yield compare("CUDA graph of eight operators", "aoti_load_package", timed(graphed), timed(stock), pairs=31)
+
+
 def _path() -> str:
     package = Path(__file__).resolve().parent
     folders = [str(package.parent), str(package / "entry"), os.environ.get("PYTHONPATH", "")]
@@ -268,6 +354,7 @@ def _path() -> str:
 #: Every suite by its name on the command line.
 SUITES: dict[str, Callable[[], Iterator[Comparison]]] = {
     "operator": _operator,
+    "package": _package,
     "layouts": _layouts,
     "startup": _startup,
 }

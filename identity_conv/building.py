@@ -264,12 +264,12 @@ class Target:
         if self.kind != "program":
             flags += ["-shared", f"-L{toolchain.torch_folder() / 'lib'}", "-ltorch_python"]
         if archs:
-            flags += toolchain.cuda_runtime_flags(folder)
+            flags += toolchain.cuda_runtime_flags(folder, found_at_start=self.kind == "program")
         with _environment(environment), _cuda_home(cpp_extension):
             built = cpp_extension.load(
                 f"{self.file_name}.{time.time_ns()}",
                 [str(source) for source in sources],
-                extra_cflags=[*CFLAGS, *self.cflags],
+                extra_cflags=[*CFLAGS, *(["-DIDENTITY_CONV_CUDA"] if archs else []), *self.cflags],
                 extra_cuda_cflags=[*CUDA_CFLAGS, *self.cuda_cflags] if archs else None,
                 # libgomp stays unlinked: its symbols come with libtorch_cpu, and with them torch's threads.
                 extra_ldflags=flags,

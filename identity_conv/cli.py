@@ -78,6 +78,51 @@ def build(prefix: Path | None, extensions: tuple[str, ...]) -> None:
 
 
 @command.command()
+@click.argument("package", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def inspect(package: Path, as_json: bool) -> None:
+    """Says what PACKAGE holds and whether it can be loaded here; exits with 1 where something is fatal.
+
+    \b
+    Maps nothing of it, and needs no compiler where the runtime is built.
+
+    \b
+    Example:
+      identity-conv inspect model.pt2 --json
+    """
+    import json
+
+    from rich.console import Console
+
+    from .inspection import tables
+    from .package import inspect_package
+
+    found = inspect_package(package)
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+    else:
+        console = Console(width=180 if not sys.stdout.isatty() else None)
+        for table in tables(found):
+            console.print(table)
+    if found["verdict"] == "fatal":
+        sys.exit(FAILED)
+
+
+@command.command()
+@click.argument("package", type=click.Path(path_type=Path))
+def verify(package: Path) -> None:
+    """Runs the example that PACKAGE carries and compares with the outputs that it recorded.
+
+    \b
+    Example:
+      identity-conv verify model.pt2
+    """
+    from .package import load_package
+
+    click.echo(load_package(package).verify())
+
+
+@command.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--quick", is_flag=True, help="Only look; compile and run nothing.")
 def doctor(as_json: bool, quick: bool) -> None:

@@ -62,14 +62,13 @@ def run(out: Path) -> bool:
 
     from . import targets
 
-    library = targets.operators().build()
     road.take("build the runtime's Python binding", lambda: targets.binding().build())
     loaded = road.take("load the package in Python", lambda: package.load_package(out))
     road.take("run the package in Python", lambda: loaded(x), equal=matches)
     executable = road.take("build identity-conv-run", lambda: targets.program().build())
     road.take(
         "run it without Python",
-        lambda: _run_without_python(torch, executable, out, library, x),
+        lambda: _run_without_python(torch, executable, out, x),
         equal=matches,
     )
     console.print(_table(road.steps))
@@ -83,11 +82,11 @@ def _load() -> Any:
     return identity_conv
 
 
-def _run_without_python(torch: Any, executable: Path, package: Path, library: Path, x: Any) -> Any:
+def _run_without_python(torch: Any, executable: Path, package: Path, x: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         given, result = Path(folder) / "x.pt", Path(folder) / "y.pt"
         torch.save(x.cpu(), given)
-        command: list[str | Path] = [executable, package, "--library", library, "--input", given, "--output", result]
+        command: list[str | Path] = [executable, package, "--verify", "--input", given, "--output", result]
         done = subprocess.run(command, capture_output=True, text=True, env={}, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr.strip() or f"{executable.name} ended with status {done.returncode}")

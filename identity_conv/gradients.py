@@ -377,3 +377,13 @@ def keep_those_of_operator(name: str) -> None:
         if key not in op.py_kernels:
             op.py_impl(key)(rule)
     _keep_in_checkpoints(op)
+
+
+def is_class_call(function: Any) -> bool:
+    """Whether a dispatch mode is asked about a call of a class method."""
+    return function is torchbind.call_torchbind
+
+
+def call_class_method(obj: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    """The call itself, in C++."""
+    return torchbind.call_torchbind_impl(obj, method, *args, **kwargs)

@@ -21,7 +21,7 @@ class _Loaded:
     digest: str
     registrations: Registrations
     stays: str
-    handle: int
+    handle: int | None  # None for one that the runtime has loaded out of a package, for good
 
     @property
     def neighbour(self) -> rehearsal.Neighbour:
@@ -58,6 +58,8 @@ def load(path: Path, *, trusted: bool = False) -> Path:
     with _lock:
         digest = cache.file_digest(path)
         if known := next((each for each in _loaded if each.digest == digest), None):
+            if known.handle is None:  # here is a file of it
+                known.path = path
             return known.path
         if elsewhere := _loaded_elsewhere(digest):
             return elsewhere
@@ -73,12 +75,30 @@ def load(path: Path, *, trusted: bool = False) -> Path:
             raise BuildError(f"{path} doesn't load: {error}") from error
         torch.ops.loaded_libraries.add(str(path))
         _loaded.append(_Loaded(path, digest, found, _why_it_stays(found, content), handles[0]))
-        for name in sorted(found.classes):
-            fakes.derive(name)
-        for name in sorted(found.operators):
-            fakes.watch_operator(name)
-        gradients.keep_those_of_methods()
+        _let_it_be_traced(found)
         return path
+
+
+def _let_it_be_traced(registrations: Registrations) -> None:
+    for name in sorted(registrations.classes):
+        fakes.derive(name)
+    for name in sorted(registrations.operators):
+        fakes.watch_operator(name)
+    gradients.keep_those_of_methods()
+
+
+def loaded() -> list[_Loaded]:
+    """The libraries in this process that have a file, in the order in which they were loaded."""
+    return [each for each in _loaded if each.path.is_file()]
+
+
+def adopt(name: str, digest: str, registrations: Registrations) -> None:
+    """Takes note of a library that the runtime has loaded out of a package; does nothing the second time."""
+    with _lock:
+        if any(each.digest == digest for each in _loaded):
+            return
+        _loaded.append(_Loaded(Path(name), digest, registrations, "come out of a package", None))
+        _let_it_be_traced(registrations)
 
 
 def namespaces(path: Path) -> frozenset[str]:
@@ -99,7 +119,7 @@ def _make_room(path: Path, digest: str) -> Registrations:
     ours = {each.path for each in _loaded}
     others = [Path(name) for name in sorted(torch.ops.loaded_libraries) if Path(name) not in ours]
     nothing = Registrations({}, frozenset(), frozenset(), frozenset())
-    neighbours = [each.neighbour for each in _loaded]
+    neighbours = [each.neighbour for each in loaded()]
     neighbours += [rehearsal.Neighbour(each, cache.file_digest(each), nothing, "") for each in others if each.is_file()]
     outcome = rehearsal.rehearse(path, digest, neighbours)
     rivals = [each for each in _loaded if each.path in outcome.rivals]
@@ -120,6 +140,7 @@ def _make_room(path: Path, digest: str) -> Registrations:
     for rival in rivals:
         _loaded.remove(rival)
         before, after = rival.registrations, outcome.registrations
+        assert rival.handle is not None
         if not unloading.unload(rival.path, rival.handle, before.operators, after.operators):
             raise BuildError(
                 f"{rival.path} can't be unloaded to load {path}: restart Python (in a notebook, the kernel)"

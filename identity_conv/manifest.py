@@ -1,10 +1,13 @@
 """What a package says of itself: ``extra/identity_conv/manifest.json`` in the archive.
 
-The C++ runtime (``src/runtime/contract.h``) reads it, tells its form, and checks every call by it.
+The C++ runtime reads it: ``src/runtime/contract.h`` tells the form of the inputs, by which every call is
+checked, ``libraries.h`` and ``sample.h`` those of the records beside it. These lie under ``data/``, since torch's
+own loader reads all that is under ``extra/`` as text.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import zipfile
@@ -24,7 +27,11 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 
+from . import toolchain
+
 RECORD = "extra/identity_conv/manifest.json"
+DIGEST = "extra/identity_conv/manifest.sha256"
+LIBRARIES = "data/identity_conv/lib"
 FORMAT = 1
 
 
@@ -69,6 +76,59 @@ def describe(program: ExportedProgram) -> dict[str, Any]:
         "constants": constants,
         "guards": guards,
         "number outputs": numbers,
+        "outputs": [_describe_output(spec, program) for spec in _user_outputs(program)],
+    }
+
+
+def _describe_output(spec: Any, program: ExportedProgram) -> dict[str, Any]:
+    """What people read of an output; nothing is checked by it."""
+    argument = spec.arg
+    if not isinstance(argument, TensorArgument):
+        return {"value": repr(argument.value)} if isinstance(argument, ConstantArgument) else {"name": argument.name}
+    value = next(node.meta["val"] for node in program.graph.nodes if node.name == argument.name)
+    sizes = [size if isinstance(size, int) else str(size) for size in value.shape]
+    return {"name": argument.name, "dtype": str(value.dtype).removeprefix("torch."), "sizes": sizes}
+
+
+#: Instruction sets that a compiler uses by itself, by Linux's names.
+_BY_COMPILERS = frozenset({
+    "sse3", "pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "movbe", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2",
+    "abm", "avx_vnni", "avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl", "avx512ifma", "avx512vbmi",
+    "avx512_vbmi2", "avx512_vnni", "avx512_bitalg", "avx512_vpopcntdq", "avx512_bf16", "avx512_fp16", "asimd",
+    "asimdhp", "asimddp", "asimdrdm", "atomics", "fphp", "bf16", "i8mm", "sve", "sve2", "svebf16", "svei8mm",
+})  # fmt: skip
+
+
+def describe_host(package: Path) -> dict[str, Any]:
+    """What a host must have for the compiled model: AOTInductor compiles for the machine that it is on."""
+    with zipfile.ZipFile(package) as archive:
+        names = archive.namelist()
+        facts = json.loads(archive.read(next(name for name in names if name.endswith("_metadata.json"))))
+        kernels = any(name.endswith((".cubin", ".fatbin")) for name in names)
+    capability = str(facts.get("AOTI_COMPUTE_CAPABILITY") or "")
+    return {
+        "platform": toolchain.platform(),
+        "device": facts["AOTI_DEVICE_KEY"],
+        "instruction sets": sorted(_instruction_sets() & _BY_COMPILERS),
+        "cuda": [f"sm_{capability.removeprefix('sm_').replace('.', '')}"] if kernels and capability else [],
+    }
+
+
+def _instruction_sets() -> set[str]:
+    with open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith(("flags", "Features")):
+                return set(line.partition(":")[2].split())
+    return set()
+
+
+def describe_torch() -> dict[str, Any]:
+    """The torch that compiled the package."""
+    return {
+        "version": torch.__version__,
+        "git": torch.version.git_version,
+        "cxx11 abi": torch.compiled_with_cxx11_abi(),
+        "cuda": torch.version.cuda,
     }
 
 
@@ -84,12 +144,20 @@ def _user_outputs(program: ExportedProgram) -> list[Any]:
     return [spec for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
 
 
-def add(package: Path, manifest: dict[str, Any]) -> None:
-    """Writes `manifest` into the archive at `package`."""
+def add(package: Path, manifest: dict[str, Any], records: Mapping[str, bytes]) -> None:
+    """Writes `records` and `manifest`, with the digest of every record, into the archive at `package`."""
     with zipfile.ZipFile(package, "a") as archive:
         # Every record lies in one folder, named when the archive was made.
         folder = archive.namelist()[0].split("/", 1)[0]
-        archive.writestr(f"{folder}/{RECORD}", json.dumps(manifest))
+        for name, data in records.items():
+            archive.writestr(f"{folder}/{name}", data)
+        digests = {}
+        for name in archive.namelist():
+            with archive.open(name) as record:
+                digests[name.removeprefix(f"{folder}/")] = hashlib.file_digest(record, "sha256").hexdigest()  # type: ignore[arg-type]
+        text = json.dumps(manifest | {"records": digests}, indent=1)
+        archive.writestr(f"{folder}/{RECORD}", text)
+        archive.writestr(f"{folder}/{DIGEST}", hashlib.sha256(text.encode()).hexdigest())
 
 
 def _describe_input(

@@ -61,6 +61,7 @@ CXX = Setting("CXX", "program", "c++, else g++", "the C++ compiler")
 CC = Setting("CC", "program", "the C++ compiler", "the host compiler that nvcc is given")
 
 XDG_CACHE_HOME = Setting("XDG_CACHE_HOME", "folder", "~/.cache", "where the default cache lies")
+TMPDIR = Setting("TMPDIR", "folder", "/tmp", "where the files of a loaded package lie")
 CHECK_INPUTS = Setting(
     "AOTI_RUNTIME_CHECK_INPUTS",
     "0 or 1",
@@ -68,7 +69,7 @@ CHECK_INPUTS = Setting(
     "torch's own checks of a package's inputs, beside the manifest's",
 )
 
-ALL = (CACHE_DIR, PREFIX, CUDA_ARCH_LIST, MAX_JOBS, CUDA_HOME, CXX, CC, XDG_CACHE_HOME, CHECK_INPUTS)
+ALL = (CACHE_DIR, PREFIX, CUDA_ARCH_LIST, MAX_JOBS, CUDA_HOME, CXX, CC, XDG_CACHE_HOME, TMPDIR, CHECK_INPUTS)
 
 
 def cache_dir() -> Path:

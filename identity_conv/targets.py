@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
-from . import settings
-from .building import Target
+from . import settings, toolchain
+from .building import Kind, Target
 
 
 def operators() -> Target:
@@ -15,18 +15,20 @@ def operators() -> Target:
 
 def binding() -> Target:
     """The Python module that holds packages."""
-    return Target("module", "identity_conv_runtime", _runtime_sources("python_binding.cpp"), bundled=True)
+    return _with_runtime("module", "identity_conv_runtime", "python_binding.cpp")
 
 
 def program() -> Target:
     """``identity-conv-run``, which needs no Python."""
     # Packages need libtorch in the process and have no path to it.
-    sources = _runtime_sources("main.cpp", "tensor_file.cpp")
-    return Target("program", "identity_conv_run", sources, ldflags=("-Wl,--no-as-needed",), bundled=True)
+    return _with_runtime("program", "identity_conv_run", "main.cpp", "tensor_file.cpp", ldflags=("-Wl,--no-as-needed",))
 
 
-def _runtime_sources(*of_its_own: str) -> list[Path]:
+def _with_runtime(kind: Kind, name: str, *of_its_own: str, ldflags: Sequence[str] = ()) -> Target:
     """The runtime and the files that make it a Python module or a program."""
     folder = settings.source_dir() / "runtime"
-    others = {folder / name for name in ("main.cpp", "tensor_file.cpp", "python_binding.cpp")}
-    return [*sorted(set(folder.glob("*.cpp")) - others), *(folder / name for name in of_its_own)]
+    others = {folder / file for file in ("main.cpp", "tensor_file.cpp", "python_binding.cpp")}
+    sources = [*sorted(set(folder.glob("*.cpp")) - others), *(folder / file for file in of_its_own)]
+    # Without the toolkit it runs packages for CUDA all the same, but for CUDA graphs.
+    cuda = None if toolchain.find_nvcc() else False
+    return Target(kind, name, sources, ldflags=ldflags, cuda=cuda, bundled=True)

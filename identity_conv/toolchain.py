@@ -222,22 +222,27 @@ def jobs() -> int:
     return max(1, int(min(cores, memory // MEMORY_OF_A_COMPILER)))
 
 
-def cuda_runtime_flags(folder: Path) -> list[str]:
+def cuda_runtime_flags(folder: Path, *, found_at_start: bool = False) -> list[str]:
     """What a linker must be given to find ``-lcudart``, which torch asks for.
 
-    Nothing where the toolkit has ``libcudart.so``. pip's CUDA runtime has it only under its version:
-    then a link of the plain name is made in `folder`.
+    Nothing where the toolkit isn't found. pip's CUDA runtime has ``libcudart.so`` only under its version: then
+    a link of the plain name is made in `folder`. `found_at_start` lets a program find it, which starts before
+    torch has loaded it.
     """
     home = find_cuda_home()
     places = [home / place for place in ("lib64", "lib", "targets/x86_64-linux/lib")] if home else []
-    if any((place / "libcudart.so").exists() for place in places):
-        return [f"-L{place}" for place in places if (place / "libcudart.so").exists()]
-    packages = torch_folder().parent / "nvidia"
-    for versioned in sorted(
-        [*packages.glob("*/lib/libcudart.so.*"), *(f for p in places for f in p.glob("libcudart.so.*"))]
-    ):
-        (folder / "libcudart.so").symlink_to(versioned)
-        return [f"-L{folder}"]
+    places = [place for place in places if (place / "libcudart.so").exists()] or [
+        *sorted((torch_folder().parent / "nvidia").glob("*/lib")),
+        *places,
+    ]
+    for place in places:
+        versioned = next(iter(sorted(place.glob("libcudart.so*"))), None)
+        if versioned is None:
+            continue
+        if versioned.name != "libcudart.so":
+            (folder / "libcudart.so").symlink_to(versioned)
+        rpath = [f"-Wl,-rpath,{place}"] if found_at_start else []
+        return [f"-L{folder if versioned.name != 'libcudart.so' else place}", *rpath]
     return []
 
 

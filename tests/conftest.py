@@ -68,3 +68,19 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         program = identity_conv.export(model, (torch.randn(2, 3, 8, 9, device=device),), dynamic_shapes=free)
         found[device] = identity_conv.compile_package(program, tmp_path_factory.mktemp(device) / "model.pt2")
     return found
+
+
+@pytest.fixture(scope="session")
+def program() -> Path:
+    """identity-conv-run."""
+    from identity_conv import targets
+
+    return targets.program().build()
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    """The worked example's library."""
+    from identity_conv import targets
+
+    return targets.operators().build()

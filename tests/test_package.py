@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support_package import with_manifest, without_libraries
 from torch.export import Dim
 
 import identity_conv
@@ -269,7 +270,7 @@ def test_a_file_that_is_no_package_is_told_apart(packages: dict[str, Path], tmp_
         identity_conv.load_package(tmp_path / "missing.pt2")
 
 
-def test_a_library_that_is_not_loaded_is_named(packages: dict[str, Path]) -> None:
+def test_a_library_that_is_not_loaded_is_named(packages: dict[str, Path], tmp_path: Path) -> None:
     code = (
         "import sys, _identity_conv_entry, identity_conv\n"
         "try: identity_conv.load_package(sys.argv[1])\n"
@@ -278,8 +279,9 @@ def test_a_library_that_is_not_loaded_is_named(packages: dict[str, Path]) -> Non
     entry = Path(identity_conv.__file__).parent / "entry"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(entry), *sys.path])}
     done = subprocess.run(
-        [sys.executable, "-c", code, packages["cpu"]], env=environment, check=True, capture_output=True, text=True
-    )
+        [sys.executable, "-c", code, without_libraries(packages["cpu"], tmp_path / "bare.pt2")],
+        env=environment, check=True, capture_output=True, text=True,
+    )  # fmt: skip
     assert "my_ops::IdentityConvClass, which no loaded library registers" in done.stdout
 
 
@@ -319,17 +321,6 @@ def test_the_library_of_a_package_runs_on_the_shared_cpp_runtime(packages: dict[
     assert "libstdc++.so.6" in dynamic
 
 
-def _with_manifest(package: Path, target: Path, change) -> Path:
-    """A copy of `package` whose manifest `change` has rewritten."""
-    with zipfile.ZipFile(package) as source, zipfile.ZipFile(target, "w") as copy:
-        for record in source.infolist():
-            data = source.read(record)
-            if record.filename.endswith("extra/identity_conv/manifest.json"):
-                data = change(json.loads(data))
-            copy.writestr(record, data)
-    return target
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -345,7 +336,7 @@ def _with_manifest(package: Path, target: Path, change) -> Path:
 )  # fmt: skip
 def test_a_forged_manifest_is_refused(packages: dict[str, Path], tmp_path: Path, change, sentence: str) -> None:
     with pytest.raises(RuntimeError, match=sentence) as caught:
-        identity_conv.load_package(_with_manifest(packages["cpu"], tmp_path / "model.pt2", change))
+        identity_conv.load_package(with_manifest(packages["cpu"], tmp_path / "model.pt2", change))
     assert "\n" not in str(caught.value)
 
 

@@ -10,20 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from support_package import without_libraries
 from test_package import close_to
 
 import identity_conv
-from identity_conv import targets
-
-
-@pytest.fixture(scope="session")
-def program() -> Path:
-    return targets.program().build()
-
-
-@pytest.fixture(scope="session")
-def library() -> Path:
-    return targets.operators().build()
 
 
 def run(*command: object, **options) -> subprocess.CompletedProcess[str]:
@@ -31,11 +21,11 @@ def run(*command: object, **options) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_same_output_where_no_python_can_be_found(
-    device: str, packages: dict[str, Path], program: Path, library: Path, tmp_path: Path
+    device: str, packages: dict[str, Path], program: Path, tmp_path: Path
 ) -> None:
     x, y = torch.randn(4, 3, 7, 5), tmp_path / "y.pt"
     torch.save(x, tmp_path / "x.pt")
-    command = [program, packages[device], "--library", library, "--input", tmp_path / "x.pt", "--output", y]
+    command = [program, packages[device], "--input", tmp_path / "x.pt", "--output", y]
     done = run("env", "-i", *command, "--repeat", 20)
     assert done.returncode == 0, done.stderr
     result = torch.load(y)
@@ -64,40 +54,41 @@ def test_neither_program_nor_library_needs_python(program: Path, library: Path) 
     ],
     ids=["plain", "slice", "channels last", "single pixel", "empty"],
 )
-def test_tensor_files_go_round(
-    packages: dict[str, Path], program: Path, library: Path, tmp_path: Path, tensor: torch.Tensor
-) -> None:
+def test_tensor_files_go_round(packages: dict[str, Path], program: Path, tmp_path: Path, tensor: torch.Tensor) -> None:
     torch.save(tensor, tmp_path / "x.pt")
-    done = run(
-        program, packages["cpu"], "--library", library, "--input", tmp_path / "x.pt", "--output", tmp_path / "y.pt"
-    )
+    done = run(program, packages["cpu"], "--input", tmp_path / "x.pt", "--output", tmp_path / "y.pt")
     assert done.returncode == 0, done.stderr
     torch.testing.assert_close(torch.load(tmp_path / "y.pt"), tensor)
 
 
 def test_refusals_are_one_sentence_and_leave_no_output(
-    packages: dict[str, Path], program: Path, library: Path, tmp_path: Path
+    packages: dict[str, Path], program: Path, tmp_path: Path
 ) -> None:
     x, bad, text = tmp_path / "x.pt", tmp_path / "bad.pt", tmp_path / "text.pt"
     torch.save(torch.randn(2, 3, 8, 8), x)
     torch.save(torch.randn(2, 4, 8, 8), bad)
     text.write_text("text")
     package, y = packages["cpu"], tmp_path / "y.pt"
+    bare, fifo = without_libraries(package, tmp_path / "bare.pt2"), tmp_path / "fifo.pt"
+    os.mkfifo(fifo)
     out = ["--output", y]
     cases = [
-        ([tmp_path / "no.pt2", "--library", library, "--input", x, *out], 1, "no.pt2: no such file"),
-        ([package, "--input", x, *out], 1, "which no loaded library registers"),
+        ([tmp_path / "no.pt2", "--input", x, *out], 1, "no.pt2: no such file"),
+        ([bare, "--input", x, *out], 1, "which no loaded library registers"),
+        ([package, "--verify", "--input", fifo, *out], 1, "fifo.pt: is not a regular file"),
+        ([package, "--input", x, "--output", ""], 2, "--output must name a file"),
+        ([package, "--input", x], 2, "--output, --repeat or --verify is needed"),
         ([package, "--library", tmp_path / "no.so", "--input", x, *out], 1, "cannot load the operator library"),
-        ([package, "--library", library, "--input", bad, *out], 1, "input x: size of dimension 1 must be 3, got 4"),
-        ([package, "--library", library, "--input", text, *out], 1, "is not a file of tensors as torch.save writes it"),
-        ([package, "--library", library, "--input", x, "--input", x, *out], 1, "number of input tensors must be 1"),
-        ([package, "--library", library, "--input", x, "--output", tmp_path / "no" / "y.pt"], 1, "cannot be written"),
+        ([package, "--input", bad, *out], 1, "input x: size of dimension 1 must be 3, got 4"),
+        ([package, "--input", text, *out], 1, "is not a file of tensors as torch.save writes it"),
+        ([package, "--input", x, "--input", x, *out], 1, "number of input tensors must be 1"),
+        ([package, "--input", x, "--output", tmp_path / "no" / "y.pt"], 1, "cannot be written"),
         (
-            [package, "--library", library, "--input", x, *out, "--repeat", "0"],
+            [package, "--input", x, *out, "--repeat", "0"],
             2,
             "--repeat must be a positive integer",
         ),
-        ([package, "--library", library, "--input", x, *out, "--repeat", "1e3"], 2, "--repeat must be a positive"),
+        ([package, "--input", x, *out, "--repeat", "1e3"], 2, "--repeat must be a positive"),
         ([package, "--bogus"], 2, "no option --bogus"),
         ([], 2, "a package is needed"),
     ]
@@ -119,10 +110,10 @@ def test_help_says_how(program: Path) -> None:
 
 @pytest.mark.gpu
 def test_a_package_for_cuda_where_no_device_is_visible(
-    packages: dict[str, Path], program: Path, library: Path, tmp_path: Path
+    packages: dict[str, Path], program: Path, tmp_path: Path
 ) -> None:
     torch.save(torch.randn(2, 3, 8, 8), tmp_path / "x.pt")
-    command = [program, packages["cuda"], "--library", library, "--input", tmp_path / "x.pt", "--repeat", "1"]
+    command = [program, packages["cuda"], "--input", tmp_path / "x.pt", "--repeat", "1"]
     done = run(*command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 1
     assert "compiled for cuda, and no such device is visible here" in done.stderr
@@ -138,10 +129,8 @@ def test_cmake_builds_the_same(packages: dict[str, Path], tmp_path: Path) -> Non
     )
     subprocess.run(["cmake", "--build", build, "-j2"], check=True)
     torch.save(torch.randn(2, 3, 8, 8), tmp_path / "x.pt")
-    library = build / "libidentity_conv_ops.so"
     done = run(
-        build / "identity-conv-run", packages["cpu"], "--library", library,
-        "--input", tmp_path / "x.pt", "--output", tmp_path / "y.pt",
+        build / "identity-conv-run", packages["cpu"], "--input", tmp_path / "x.pt", "--output", tmp_path / "y.pt",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     torch.testing.assert_close(torch.load(tmp_path / "y.pt"), torch.load(tmp_path / "x.pt"))

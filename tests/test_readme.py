@@ -21,7 +21,8 @@ def block(mark: str, language: str) -> str:
 
 
 def test_the_shortest_script_runs(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", block("runs in the tests", "python")], cwd=tmp_path, check=True)
+    script = block("runs in the tests", "python") + block("runs in the tests after the first", "python")
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
     assert (tmp_path / "model.pt2").is_file()
 
 

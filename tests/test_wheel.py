@@ -16,7 +16,7 @@ from identity_conv import toolchain
 SOURCES = {
     str(path.relative_to(ROOT))
     for path in (ROOT / "src").rglob("*")
-    if path.suffix in {".cpp", ".cu", ".h"} or path.name == "CMakeLists.txt"
+    if path.suffix in {".cpp", ".cu", ".h", ".cmake"} or path.name == "CMakeLists.txt"
 }
 
 

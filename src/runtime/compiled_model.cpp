@@ -1,8 +1,10 @@
 #include "compiled_model.h"
 
 #include <ATen/DynamicLibrary.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
 #include <torch/csrc/inductor/aoti_torch/tensor_converter.h>
 #if __has_include(<torch/csrc/shim_exception_state.h>)
@@ -10,12 +12,18 @@
 #define IDENTITY_CONV_HAS_SHIM_EXCEPTION 1
 #endif
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
+#include <shared_mutex>
 #include <string_view>
+#include <unordered_map>
 
+#include "dtype.h"
 #include "error_text.h"
+#include "plain_tensor.h"
 
 namespace identity_conv {
 namespace {
@@ -88,8 +96,8 @@ int leading_int(std::string_view text) {
   return value;
 }
 
-std::string dtype_name(std::string_view number) {
-  return std::string(c10::getDtypeNames(static_cast<c10::ScalarType>(leading_int(number))).first);
+c10::ScalarType dtype_of(std::string_view number) {
+  return static_cast<c10::ScalarType>(leading_int(number));
 }
 
 std::string device_name(std::string_view number) {
@@ -118,7 +126,8 @@ std::string describe_refused_input(std::string_view text, const std::vector<at::
     return sentence("the number of dimensions", "more than " + dimension,
                     std::to_string(input.dim()));
   }
-  if (what == "unmatched dtype") return sentence("dtype", dtype_name(wanted), dtype_name(got));
+  if (what == "unmatched dtype")
+    return sentence("dtype", dtype_name(dtype_of(wanted)), dtype_name(dtype_of(got)));
   if (what == "unmatched device type") {
     return sentence("device", std::string(between(wanted, "(", ")")), device_name(got));
   }
@@ -191,36 +200,127 @@ class CheckSetting {
   bool mine_;
 };
 
+void check_constant(const std::string& name, const at::Tensor& value,
+                    const std::unordered_map<std::string, at::Tensor>& current) {
+  const auto refuse = [&](const std::string& what) {
+    throw PackageError(Kind::kInput, "constant " + name + ": " + what);
+  };
+  const auto found = current.find(name);
+  if (found == current.end()) refuse("the package has none of this name");
+  const std::string unusable = describe_unusable(value);
+  if (!unusable.empty()) refuse(unusable);
+  const at::Tensor& old = found->second;
+  if (value.scalar_type() != old.scalar_type()) {
+    refuse("dtype must be " + dtype_name(old.scalar_type()) + ", got " +
+           dtype_name(value.scalar_type()));
+  }
+  if (value.sizes() != old.sizes()) {
+    refuse("size must be " + c10::str(old.sizes()) + ", got " + c10::str(value.sizes()));
+  }
+}
+
 }  // namespace
 
-CompiledModel::CompiledModel(const std::string& path, const PackageOptions& options)
-    : loader_(path, "model", /*run_single_threaded=*/false, options.num_runners,
-              options.device_index),
-      num_inputs_(Runner::num_inputs(*loader_.get_runner())) {}
+CompiledModel::CompiledModel(const PackageArchive& archive, c10::Device device,
+                             std::size_t num_runners, bool capturable)
+    : device_(device), files_(archive) {
+  const auto& registry = torch::inductor::getAOTIModelRunnerRegistry();
+  const std::string type = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
+  runner_ = registry.at(type)(files_.library(), num_runners, device.str(), files_.folder(),
+                              /*run_single_threaded=*/capturable);
+  if (!files_.weights().empty()) runner_->update_constant_buffer_from_blob(files_.weights());
+  num_inputs_ = Runner::num_inputs(*runner_);
+}
 
-CallSpec CompiledModel::call_spec() {
-  std::vector<std::string> spec = loader_.get_call_spec();
+CompiledModel::~CompiledModel() {
+  try {
+    synchronize();  // what still runs on the device reads the constants
+  } catch (const std::exception&) {
+    // The device has failed, and runs nothing.
+  }
+}
+
+CallSpec CompiledModel::call_spec() const {
+  std::vector<std::string> spec = runner_->get_call_spec();
   return {std::move(spec.at(0)), std::move(spec.at(1))};
 }
 
 std::vector<at::Tensor> CompiledModel::run(const std::vector<at::Tensor>& inputs,
                                            bool generated_checks) {
-  if (has_run_) return run_now(inputs);
+  {
+    const std::shared_lock<Gate> with_others(runs_);
+    if (prepared_) return run_now(inputs);
+  }
+  // The first run computes the constants that follow from others, on its own stream, where those of
+  // other threads wouldn't wait for it (and, in torch 2.11, in a deadlock with them).
+  const std::lock_guard<Gate> alone(runs_);
   const CheckSetting setting(generated_checks);
-  // Set also where the run fails: the variable has been read.
-  has_run_ = true;
-  return run_now(inputs);
+  std::vector<at::Tensor> outputs = run_now(inputs);
+  if (!prepared_) synchronize();
+  prepared_ = true;
+  return outputs;
 }
 
 std::vector<at::Tensor> CompiledModel::run_now(const std::vector<at::Tensor>& inputs) {
-  AOTIModelContainerRunner& runner = *loader_.get_runner();
   InputHandles handles(inputs);
   try {
-    return Runner::run(runner, handles.get());
+    return Runner::run(*runner_, handles.get());
   } catch (const std::exception& error) {
-    const std::string model_error = Runner::last_error(runner);
+    const std::string model_error = Runner::last_error(*runner_);
     throw describe_failure(model_error.empty() ? error_text(error) : model_error, inputs);
   }
+}
+
+std::vector<std::string> CompiledModel::constant_names() const {
+  const std::lock_guard<std::mutex> lock(constants_mutex_);
+  std::vector<std::string> names;
+  for (const auto& [name, value] : runner_->extract_constants_map(/*use_inactive=*/false)) {
+    names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+ConstantMap CompiledModel::constants() const {
+  const std::lock_guard<std::mutex> lock(constants_mutex_);
+  ConstantMap copies;
+  for (const auto& [name, value] : runner_->extract_constants_map(/*use_inactive=*/false)) {
+    copies.emplace(name, value.clone());
+  }
+  return copies;
+}
+
+void CompiledModel::load_constants(const ConstantMap& replacements) {
+  const std::lock_guard<std::mutex> lock(constants_mutex_);
+  const auto current = runner_->extract_constants_map(/*use_inactive=*/false);
+  for (const auto& [name, value] : replacements) check_constant(name, value, current);
+
+  // The model copies a tensor's whole storage over its own, so that each gets the layout it had. It
+  // is given all: to one left out it would give no memory.
+  std::unordered_map<std::string, at::Tensor> next;
+  for (const auto& [internal_name, name] : runner_->getConstantNamesToOriginalFQNs()) {
+    const auto old = current.find(name);
+    if (old == current.end()) continue;  // folded: computed from the others
+    const auto found = replacements.find(name);
+    const at::Tensor& value = found == replacements.end() ? old->second : found->second;
+    at::Tensor copy =
+        at::empty_strided(old->second.sizes(), old->second.strides(), old->second.options());
+    copy.copy_(value.detach());
+    next.emplace(internal_name, std::move(copy));
+  }
+
+  // What was queued before the last swap may still read the memory that this writes to.
+  synchronize();
+  runner_->update_constant_buffer(next, /*use_inactive=*/true, /*validate_full_updates=*/true);
+  synchronize();
+  const std::lock_guard<Gate> alone(runs_);
+  runner_->swap_constant_buffer();
+  prepared_ = false;
+}
+
+void CompiledModel::synchronize() const {
+  if (device_.is_cpu()) return;
+  c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
 }
 
 }  // namespace identity_conv

@@ -1,13 +1,14 @@
 #include "contract.h"
 
 #include <ATen/ops/empty_strided.h>
-#include <c10/core/ScalarType.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
 #include <stdexcept>
 
+#include "dtype.h"
 #include "identity_conv/package.h"
 
 namespace identity_conv {
@@ -15,18 +16,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& name, const std::string& what) {
   throw PackageError(PackageError::Kind::kInput, "input " + name + ": " + what);
-}
-
-std::string dtype_name(c10::ScalarType dtype) {
-  return std::string(c10::getDtypeNames(dtype).first);
-}
-
-c10::ScalarType read_dtype(const std::string& name) {
-  for (int i = 0; i < static_cast<int>(c10::ScalarType::NumOptions); ++i) {
-    const auto dtype = static_cast<c10::ScalarType>(i);
-    if (dtype != c10::ScalarType::Undefined && dtype_name(dtype) == name) return dtype;
-  }
-  throw std::invalid_argument("not a manifest: no dtype is named " + name);
 }
 
 std::vector<int64_t> read_ints(const Json* json) {
@@ -89,18 +78,17 @@ std::string linear_text(int64_t factor, Wide known) {
 class Contract::Binding {
  public:
   explicit Binding(const Contract& contract)
-      : contract_(contract), values_(contract.symbols_.size()), givers_(values_.size()) {}
+      : contract_(contract), values_(contract.symbols_.size()) {}
 
   // The value of `size`, or none while a symbol of it has no value.
   std::optional<Wide> value(const Size& size) const {
+    if (size.is_number()) return size.number;
+    if (size.symbol >= 0) return value_of(static_cast<std::size_t>(size.symbol));
     Wide sum = 0;
-    for (const Term& term : size) {
-      Wide product = term.factor;
-      for (std::size_t symbol : term.symbols) {
-        if (!values_[symbol]) return std::nullopt;
-        product = multiply(product, *values_[symbol]);
-      }
-      sum = add(sum, product);
+    for (const Term& term : size.terms) {
+      const std::optional<Wide> value = this->value(term);
+      if (!value) return std::nullopt;
+      sum = add(sum, *value);
     }
     return sum;
   }
@@ -108,7 +96,7 @@ class Contract::Binding {
   // The value of a guard's test, or of a part of it; a truth is 1 or 0.
   Wide value(const Json& test) const {
     if (const auto* number = test.as<int64_t>()) return *number;
-    if (const auto* name = test.as<std::string>()) return *values_[contract_.symbol_index(*name)];
+    if (const auto* name = test.as<std::string>()) return *value_of(contract_.symbol_index(*name));
     const Json::Array& parts = test.elements();
     const std::string& op = *parts[0].as<std::string>();
     Wide result = value(parts[1]);
@@ -131,49 +119,85 @@ class Contract::Binding {
     return result;
   }
 
-  // Gives the one unknown symbol of a size that is linear in it the value that `got` implies. False
-  // where there is no such symbol.
-  bool solve(const Size& size, int64_t got, const std::string& input, std::size_t dimension) {
+  // Gives the one unknown symbol of a size that is linear in it the value that `got` implies, where
+  // there is one.
+  void solve(const Size& size, int64_t got, std::size_t input, std::size_t dimension) {
+    if (size.is_number()) return;
+    if (size.symbol >= 0) {
+      const auto symbol = static_cast<std::size_t>(size.symbol);
+      if (!values_[symbol].known) give(symbol, got, 1, 0, got, input, dimension);
+      return;
+    }
     const Term* unknown = nullptr;
     Wide known = 0;
-    for (const Term& term : size) {
-      if (const auto value = this->value(Size{term})) {
+    for (const Term& term : size.terms) {
+      if (const auto value = this->value(term)) {
         known = add(known, *value);
       } else if (unknown || term.symbols.size() != 1) {
-        return false;
+        return;
       } else {
         unknown = &term;
       }
     }
-    if (!unknown) return false;
-    const std::size_t index = unknown->symbols[0];
-    const Symbol& symbol = contract_.symbols_[index];
+    if (!unknown) return;
     const Wide value = (got - known) / unknown->factor;
     const bool fits = value * unknown->factor == got - known;
-    if (!fits || value < symbol.min || value > symbol.max) {
-      const std::string range = range_text(symbol.min, symbol.max);
-      const bool plain = unknown->factor == 1 && size.size() == 1;
-      refuse(input, "size of dimension " + std::to_string(dimension) + " must be " +
-                        (plain ? range : linear_text(unknown->factor, known) + " with n " + range) +
-                        ", got " + std::to_string(got));
-    }
-    values_[index] = static_cast<int64_t>(value);
-    givers_[index] = "dimension " + std::to_string(dimension) + " of " + input;
-    return true;
+    give(unknown->symbols[0], fits ? std::optional<Wide>(value) : std::nullopt, unknown->factor,
+         known, got, input, dimension);
   }
 
   // Where the value of `size` comes from; empty where it is a constant.
   std::string origin(const Size& size) const {
-    for (const Term& term : size) {
-      if (!term.symbols.empty()) return " (given by " + givers_[term.symbols[0]] + ")";
+    if (size.symbol >= 0) return giver(static_cast<std::size_t>(size.symbol));
+    for (const Term& term : size.terms) {
+      if (!term.symbols.empty()) return giver(term.symbols[0]);
     }
     return {};
   }
 
  private:
+  struct Value {
+    bool known = false;
+    int64_t value = 0;
+    std::size_t input = 0;
+    std::size_t dimension = 0;
+  };
+
+  std::optional<Wide> value_of(std::size_t symbol) const {
+    return values_[symbol].known ? std::optional<Wide>(values_[symbol].value) : std::nullopt;
+  }
+
+  std::optional<Wide> value(const Term& term) const {
+    Wide product = term.factor;
+    for (std::size_t symbol : term.symbols) {
+      if (!values_[symbol].known) return std::nullopt;
+      product = multiply(product, values_[symbol].value);
+    }
+    return product;
+  }
+
+  // `value` is what the size that came, factor * symbol + known, implies of the symbol.
+  void give(std::size_t index, std::optional<Wide> value, int64_t factor, Wide known, int64_t got,
+            std::size_t input, std::size_t dimension) {
+    const Symbol& symbol = contract_.symbols_[index];
+    if (!value || *value < symbol.min || *value > symbol.max) {
+      const std::string range = range_text(symbol.min, symbol.max);
+      const bool plain = factor == 1 && known == 0;
+      refuse(contract_.inputs_[input].name,
+             "size of dimension " + std::to_string(dimension) + " must be " +
+                 (plain ? range : linear_text(factor, known) + " with n " + range) + ", got " +
+                 std::to_string(got));
+    }
+    values_[index] = {true, static_cast<int64_t>(*value), input, dimension};
+  }
+
+  std::string giver(std::size_t symbol) const {
+    return " (given by dimension " + std::to_string(values_[symbol].dimension) + " of " +
+           contract_.inputs_[values_[symbol].input].name + ")";
+  }
+
   const Contract& contract_;
-  std::vector<std::optional<int64_t>> values_;
-  std::vector<std::string> givers_;
+  c10::SmallVector<Value, 8> values_;
 };
 
 Contract::Contract(const Json& manifest) {
@@ -230,7 +254,8 @@ void Contract::check_test(const Json& test) const {
     // A guard is tested when the sizes have given every symbol its value.
     for (const Input& input : inputs_) {
       for (const Size& size : input.sizes) {
-        for (const Term& term : size) {
+        if (size.symbol == static_cast<int>(symbol)) return;
+        for (const Term& term : size.terms) {
           if (std::count(term.symbols.begin(), term.symbols.end(), symbol)) return;
         }
       }
@@ -255,9 +280,15 @@ std::size_t Contract::symbol_index(const std::string& name) const {
 }
 
 Contract::Size Contract::read_size(const Json& json) const {
-  if (const auto* exact = json.as<int64_t>()) return {{*exact, {}}};
-  if (const auto* symbol = json.as<std::string>()) return {{1, {symbol_index(*symbol)}}};
   Size size;
+  if (const auto* number = json.as<int64_t>()) {
+    size.number = *number;
+    return size;
+  }
+  if (const auto* symbol = json.as<std::string>()) {
+    size.symbol = static_cast<int>(symbol_index(*symbol));
+    return size;
+  }
   if (!json.as<Json::Array>()) throw std::invalid_argument("not a manifest: a size is no size");
   for (const Json& pair : json.elements()) {
     const Json::Array& parts = pair.elements();
@@ -271,46 +302,46 @@ Contract::Size Contract::read_size(const Json& json) const {
       if (!symbol) throw std::invalid_argument("not a manifest: a symbol has no name");
       term.symbols.push_back(symbol_index(*symbol));
     }
-    size.push_back(std::move(term));
+    size.terms.push_back(std::move(term));
   }
   return size;
 }
 
+void Contract::check_kind(const at::Tensor& tensor, const Input& input, c10::Device device) const {
+  if (tensor.scalar_type() != input.dtype) {
+    refuse(input.name, "dtype must be " + dtype_name(input.dtype) + ", got " +
+                           dtype_name(tensor.scalar_type()));
+  }
+  if (tensor.device() != device) {
+    refuse(input.name, "device must be " + device.str() + ", got " + tensor.device().str());
+  }
+  if (tensor.dim() != static_cast<int64_t>(input.sizes.size())) {
+    refuse(input.name, "the number of dimensions must be " + std::to_string(input.sizes.size()) +
+                           ", got " + std::to_string(tensor.dim()));
+  }
+}
+
 void Contract::fit(std::vector<at::Tensor>& inputs, c10::Device device) const {
   Binding binding(*this);
-  for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    const Input& input = inputs_[i];
-    const at::Tensor& tensor = inputs[i];
-    if (tensor.scalar_type() != input.dtype) {
-      refuse(input.name, "dtype must be " + dtype_name(input.dtype) + ", got " +
-                             dtype_name(tensor.scalar_type()));
-    }
-    if (tensor.device() != device) {
-      refuse(input.name, "device must be " + device.str() + ", got " + tensor.device().str());
-    }
-    if (tensor.dim() != static_cast<int64_t>(input.sizes.size())) {
-      refuse(input.name, "the number of dimensions must be " + std::to_string(input.sizes.size()) +
-                             ", got " + std::to_string(tensor.dim()));
-    }
-  }
+  for (std::size_t i = 0; i < inputs_.size(); ++i) check_kind(inputs[i], inputs_[i], device);
   // First the sizes that give a symbol its value, in order, then all against what they must be.
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    for (std::size_t d = 0; d < inputs_[i].sizes.size(); ++d) {
-      const Size& size = inputs_[i].sizes[d];
-      if (!binding.value(size)) binding.solve(size, inputs[i].size(d), inputs_[i].name, d);
+    const auto sizes = inputs[i].sizes();
+    for (std::size_t d = 0; d < sizes.size(); ++d) {
+      binding.solve(inputs_[i].sizes[d], sizes[d], i, d);
     }
   }
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    for (std::size_t d = 0; d < inputs_[i].sizes.size(); ++d) {
+    const auto sizes = inputs[i].sizes();
+    for (std::size_t d = 0; d < sizes.size(); ++d) {
       const Size& size = inputs_[i].sizes[d];
       const auto wanted = binding.value(size);
-      if (!wanted || *wanted != inputs[i].size(d)) {
-        refuse(inputs_[i].name,
-               "size of dimension " + std::to_string(d) + " must be " +
-                   (wanted ? std::to_string(static_cast<int64_t>(*wanted)) + binding.origin(size)
-                           : "of a known form") +
-                   ", got " + std::to_string(inputs[i].size(d)));
-      }
+      if (wanted && *wanted == sizes[d]) continue;
+      refuse(inputs_[i].name,
+             "size of dimension " + std::to_string(d) + " must be " +
+                 (wanted ? std::to_string(static_cast<int64_t>(*wanted)) + binding.origin(size)
+                         : "of a known form") +
+                 ", got " + std::to_string(sizes[d]));
     }
   }
   for (const Guard& guard : guards_) {
@@ -319,11 +350,14 @@ void Contract::fit(std::vector<at::Tensor>& inputs, c10::Device device) const {
                                                          guard.text + ", which the export assumed");
     }
   }
-  for (std::size_t i = 0; i < inputs_.size(); ++i) inputs[i] = laid_out(inputs[i], inputs_[i]);
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    inputs[i] = laid_out(std::move(inputs[i]), inputs_[i]);
+  }
 }
 
-at::Tensor Contract::laid_out(const at::Tensor& tensor, const Input& input) const {
+at::Tensor Contract::laid_out(at::Tensor tensor, const Input& input) const {
   const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
   c10::SmallVector<int64_t, 8> wanted(input.strides.begin(), input.strides.end());
   if (input.strides.empty()) {
     wanted.resize(sizes.size());
@@ -335,7 +369,7 @@ at::Tensor Contract::laid_out(const at::Tensor& tensor, const Input& input) cons
   }
   bool fits = true;
   for (std::size_t d = 0; d < sizes.size(); ++d) {
-    fits &= sizes[d] <= 1 || tensor.stride(d) == wanted[d];
+    fits &= sizes[d] <= 1 || strides[d] == wanted[d];
   }
   if (fits || tensor.numel() == 0) return tensor;
   if (input.mutated) {

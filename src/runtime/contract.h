@@ -53,7 +53,14 @@ class Contract {
     int64_t factor;
     std::vector<std::size_t> symbols;
   };
-  using Size = std::vector<Term>;
+  // A number where it has no terms and no symbol, which is what most are.
+  struct Size {
+    int64_t number = 0;
+    int symbol = -1;
+    std::vector<Term> terms;
+
+    bool is_number() const { return symbol < 0 && terms.empty(); }
+  };
   struct Input {
     std::string name;
     c10::ScalarType dtype;
@@ -71,7 +78,8 @@ class Contract {
   Size read_size(const Json& json) const;
   void check_test(const Json& test) const;
   std::size_t symbol_index(const std::string& name) const;
-  at::Tensor laid_out(const at::Tensor& tensor, const Input& input) const;
+  void check_kind(const at::Tensor& tensor, const Input& input, c10::Device device) const;
+  at::Tensor laid_out(at::Tensor tensor, const Input& input) const;
 
   std::vector<Symbol> symbols_;
   std::vector<Input> inputs_;

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cstddef>
+#include <limits>
 #include <locale>
 #include <sstream>
 #include <stdexcept>
@@ -185,7 +186,65 @@ class Parser {
   std::size_t at_ = 0;
 };
 
+void write_string(const std::string& text, std::string& out) {
+  out += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      constexpr std::string_view kDigits = "0123456789abcdef";
+      out += "\\u00";
+      out += kDigits[static_cast<unsigned char>(c) >> 4];
+      out += kDigits[c & 15];
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+}
+
+void write(const Json& value, std::string& out) {
+  if (const auto* flag = value.as<bool>()) {
+    out += *flag ? "true" : "false";
+  } else if (const auto* integer = value.as<std::int64_t>()) {
+    out += std::to_string(*integer);
+  } else if (const auto* real = value.as<double>()) {
+    std::ostringstream stream;
+    stream.imbue(std::locale::classic());
+    stream.precision(std::numeric_limits<double>::max_digits10);
+    stream << *real;
+    out += stream.str();
+  } else if (const auto* text = value.as<std::string>()) {
+    write_string(*text, out);
+  } else if (const auto* array = value.as<Json::Array>()) {
+    const char* separator = "[";
+    for (const Json& element : *array) {
+      out += std::exchange(separator, ", ");
+      write(element, out);
+    }
+    out += array->empty() ? "[]" : "]";
+  } else if (const auto* object = value.as<Json::Object>()) {
+    const char* separator = "{";
+    for (const auto& [name, member] : *object) {
+      out += std::exchange(separator, ", ");
+      write_string(name, out);
+      out += ": ";
+      write(member, out);
+    }
+    out += object->empty() ? "{}" : "}";
+  } else {
+    out += "null";
+  }
+}
+
 }  // namespace
+
+std::string Json::dump() const {
+  std::string out;
+  write(*this, out);
+  return out;
+}
 
 Json Json::parse(std::string_view text) { return Parser(text).document(); }
 

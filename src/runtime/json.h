@@ -1,5 +1,4 @@
-// A JSON reader for the records of a package: what torch writes with `json.dumps`, and the
-// manifest.
+// JSON as the records of a package have it: what torch writes with `json.dumps`, and the manifest.
 
 #pragma once
 
@@ -25,6 +24,9 @@ class Json {
   static Json parse(std::string_view text);
 
   explicit Json(Value value) : value_(std::move(value)) {}
+
+  // The document, on one line.
+  std::string dump() const;
 
   // The value as one of Value's alternatives, or null where it is another one.
   template <class T>

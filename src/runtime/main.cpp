@@ -33,26 +33,31 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kHelp =
-    R"(usage: identity-conv-run PACKAGE [--library LIB]... [--input FILE]...
-                         [--output FILE] [--repeat N]
+    R"(usage: identity-conv-run PACKAGE [--input FILE]... [--output FILE] [--repeat N] [--verify]
+                         [--library LIB]...
 
-Runs a model compiled by AOTInductor (model.pt2) on tensors from files.
+Runs a model compiled by AOTInductor (model.pt2) on tensors from files. The operator libraries that it
+needs come out of the package.
 
-  --library LIB   load an operator library before the package; may be repeated
   --input FILE    a tensor, or a list or tuple of tensors, as torch.save writes it; may be
                   repeated: the inputs are all their tensors, in order, moved to the package's
                   device
   --output FILE   write what the model returns for torch.load: one tensor, or a tuple of several
   --repeat N      time N further calls, and print the first result's time since start and
                   the median and spread of a call; N is a positive integer
+  --verify        run the example that the package carries and compare with what it recorded
+  --library LIB   load an operator library before the package, for one that carries none; may be
+                  repeated
   --help          print this
 
-At least one of --output and --repeat is needed.
+At least one of --output, --repeat and --verify is needed. A package is native code: run only what you
+trust.
 
 Exit status: 0 done; 1 refused or failed, with the reason on stderr; 2 wrong usage.
 
 Example:
-  identity-conv-run model.pt2 --library libidentity_conv_ops.so --input x.pt --output y.pt
+  identity-conv-run model.pt2 --verify
+  identity-conv-run model.pt2 --input x.pt --output y.pt
 )";
 
 enum ExitStatus { kDone = 0, kFailed = 1, kWrongUsage = 2 };
@@ -63,6 +68,7 @@ struct UsageError : std::runtime_error {
 
 struct Arguments {
   bool help = false;
+  bool verify = false;
   std::string package;
   std::vector<std::string> libraries;
   std::vector<std::string> inputs;
@@ -80,10 +86,13 @@ int positive_integer(const std::string& option, std::string_view text) {
 }
 
 Arguments parse_arguments(int argc, char** argv) {
-  const option options[] = {
-      {"library", required_argument, nullptr, 'l'}, {"input", required_argument, nullptr, 'i'},
-      {"output", required_argument, nullptr, 'o'},  {"repeat", required_argument, nullptr, 'r'},
-      {"help", no_argument, nullptr, 'h'},          {nullptr, 0, nullptr, 0}};
+  const option options[] = {{"library", required_argument, nullptr, 'l'},
+                            {"input", required_argument, nullptr, 'i'},
+                            {"output", required_argument, nullptr, 'o'},
+                            {"repeat", required_argument, nullptr, 'r'},
+                            {"verify", no_argument, nullptr, 'v'},
+                            {"help", no_argument, nullptr, 'h'},
+                            {nullptr, 0, nullptr, 0}};
   Arguments arguments;
   // The leading ':' keeps getopt from printing, and tells a missing value from an unknown option.
   for (int option; (option = getopt_long(argc, argv, ":h", options, nullptr)) != -1;) {
@@ -95,10 +104,14 @@ Arguments parse_arguments(int argc, char** argv) {
         arguments.inputs.emplace_back(optarg);
         break;
       case 'o':
+        if (*optarg == '\0') throw UsageError("--output must name a file, got ''");
         arguments.output = optarg;
         break;
       case 'r':
         arguments.repeat = positive_integer("--repeat", optarg);
+        break;
+      case 'v':
+        arguments.verify = true;
         break;
       case 'h':
         arguments.help = true;
@@ -114,7 +127,9 @@ Arguments parse_arguments(int argc, char** argv) {
     throw UsageError(std::string("one package is taken, got '") + argv[optind] + "' and '" +
                      argv[optind + 1] + "'");
   }
-  if (!arguments.output && !arguments.repeat) throw UsageError("--output or --repeat is needed");
+  if (!arguments.output && !arguments.repeat && !arguments.verify) {
+    throw UsageError("--output, --repeat or --verify is needed");
+  }
   arguments.package = argv[optind];
   return arguments;
 }
@@ -259,6 +274,14 @@ void run(const Arguments& arguments) {
   for (int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { interrupted = 1; });
   for (const std::string& library : arguments.libraries) load_library(library);
   auto package = identity_conv::Package::open(arguments.package);
+  for (const identity_conv::Finding& finding : package.findings()) {
+    if (finding.verdict == identity_conv::Finding::Verdict::kWarning) {
+      std::fprintf(stderr, "identity-conv-run: note: %s\n", finding.text.c_str());
+    }
+  }
+  if (arguments.verify) std::printf("%s\n", package.verify().c_str());
+  if (!arguments.output && !arguments.repeat) return;
+
   const std::vector<at::Tensor> inputs = read_inputs(arguments.inputs, package.device());
 
   const std::vector<at::Tensor> outputs = run_quietly(package, inputs);

@@ -13,10 +13,14 @@
 #include "archive.h"
 #include "compiled_model.h"
 #include "contract.h"
+#include "cuda_graph.h"
 #include "error_text.h"
-#include "identity_conv/checks.h"
 #include "json.h"
+#include "libraries.h"
+#include "plain_tensor.h"
+#include "preflight.h"
 #include "requirements.h"
+#include "sample.h"
 
 namespace identity_conv {
 namespace {
@@ -30,7 +34,7 @@ auto read_json(PackageArchive& archive, const std::string& path, const std::stri
   try {
     return read(Json::parse(archive.read(record)));
   } catch (const std::invalid_argument& error) {
-    throw PackageError(Kind::kNotAPackage,
+    throw PackageError(Kind::kDamaged,
                        path + ": is corrupted: its record " + record + " is " + error.what());
   }
 }
@@ -44,33 +48,11 @@ c10::DeviceType read_device_type(PackageArchive& archive, const std::string& pat
     try {
       return c10::Device(name).type();
     } catch (const c10::Error&) {
-      throw PackageError(Kind::kNotAPackage,
-                         path + ": was compiled for \"" + name + "\", which is no device");
+      throw PackageError(Kind::kNotAPackage, path + ": was compiled for \"" + one_line(name) +
+                                                 "\", which is no device");
     }
   }
   throw PackageError(Kind::kNotAPackage, path + ": does not say for which device it was compiled");
-}
-
-void check_host_has_device(const std::string& path, c10::DeviceType type,
-                           const PackageOptions& options) {
-  const std::string name = c10::DeviceTypeName(type, /*lower_case=*/true);
-  if (torch::inductor::getAOTIModelRunnerRegistry().count(name) == 0) {
-    throw PackageError(Kind::kHost,
-                       path + ": was compiled for " + name + ", which this build of torch lacks");
-  }
-  if (type == c10::DeviceType::CPU) return;
-
-  const int count =
-      c10::impl::hasDeviceGuardImpl(type) ? c10::impl::VirtualGuardImpl(type).deviceCount() : 0;
-  if (count == 0) {
-    throw PackageError(
-        Kind::kHost, path + ": was compiled for " + name + ", and no such device is visible here");
-  }
-  if (options.device_index >= count) {
-    throw PackageError(Kind::kHost, path + ": device " + name + ":" +
-                                        std::to_string(options.device_index) +
-                                        " was asked for, and there are " + std::to_string(count));
-  }
 }
 
 void check_operators_are_registered(PackageArchive& archive, const std::string& path) {
@@ -84,34 +66,98 @@ void check_operators_are_registered(PackageArchive& archive, const std::string& 
   }
 }
 
+void check_options(const std::string& path, c10::DeviceType type, const PackageOptions& options) {
+  if (options.num_runners < 1 || options.num_runners > 1024) {
+    throw std::invalid_argument("num_runners must be 1 to 1024, got " +
+                                std::to_string(static_cast<std::ptrdiff_t>(options.num_runners)));
+  }
+  if (options.device && options.device->type() != type) {
+    throw std::invalid_argument(
+        path + ": device must be of type " + c10::DeviceTypeName(type, /*lower_case=*/true) +
+        ", for which the package was compiled, got " + options.device->str());
+  }
+}
+
 // The device of that type that the options ask for; the current one where they don't.
 c10::Device choose_device(c10::DeviceType type, const PackageOptions& options) {
   if (type == c10::DeviceType::CPU) return type;
-  if (options.device_index >= 0) return {type, options.device_index};
+  if (options.device && options.device->has_index()) return *options.device;
   return c10::impl::VirtualGuardImpl(type).getDevice();
 }
 
-constexpr const char* kManifest = "extra/identity_conv/manifest.json";
 constexpr int64_t kManifestFormat = 1;
 
-Contract read_contract(const Json& manifest, const std::string& path) {
+void check_format(const Json& manifest, const std::string& path) {
   const Json* format = manifest.find("format");
   const int64_t* number = format ? format->as<int64_t>() : nullptr;
   if (!number) throw std::invalid_argument("not a manifest: it has no format");
   if (*number != kManifestFormat) {
-    throw PackageError(Kind::kHost, path + ": has a manifest of format " + std::to_string(*number) +
-                                        ", and this runtime knows " +
-                                        std::to_string(kManifestFormat) +
-                                        ": use a newer identity_conv");
+    throw PackageError(Kind::kFormat, path + ": has a manifest of format " +
+                                          std::to_string(*number) + ", and this runtime knows " +
+                                          std::to_string(kManifestFormat) +
+                                          ": use a newer identity_conv");
   }
-  return Contract(manifest);
 }
 
-std::unique_ptr<CompiledModel> load_model(const std::string& path, PackageOptions options,
-                                          c10::Device device) {
-  options.device_index = device.index();
+Description describe(PackageArchive& archive, const std::string& path) {
+  Description description{read_device_type(archive, path), {}, Json{Json::Object()}, {}};
+  if (!archive.has(kManifest)) return description;
+  description.manifest = archive.read(kManifest);
+  read_json(archive, path, kManifest, [&](const Json& manifest) {
+    check_format(manifest, path);
+    Contract{manifest};
+    description.document = manifest;
+    description.libraries = read_libraries(manifest);
+    return true;
+  });
+  return description;
+}
+
+// One error for all fatal findings, of the kind of the first.
+void refuse_fatal(const std::vector<Finding>& findings, const std::string& path) {
+  std::string text;
+  std::optional<Kind> kind;
+  for (const Finding& finding : findings) {
+    if (finding.verdict != Finding::Verdict::kFatal) continue;
+    text += (text.empty() ? "" : "; ") + finding.text;
+    if (!kind) kind = finding.kind;
+  }
+  if (kind) throw PackageError(*kind, path + ": " + text);
+}
+
+void load_libraries(PackageArchive& archive, const Description& description,
+                    const std::string& path) {
+  for (const PackagedLibrary& library : description.libraries) {
+    const std::string bytes = archive.read(library.record);
+    if (standing(library, bytes.size()).kind != Standing::Kind::kAbsent) continue;
+    try {
+      load_library(library, bytes);
+    } catch (const std::runtime_error& error) {
+      throw PackageError(Kind::kHost, path + ": its operator library " + library.name +
+                                          " cannot be loaded: " + error.what());
+    }
+  }
+}
+
+const char* verdict_name(Finding::Verdict verdict) {
+  switch (verdict) {
+    case Finding::Verdict::kOk:
+      return "ok";
+    case Finding::Verdict::kWarning:
+      return "warning";
+    default:
+      return "fatal";
+  }
+}
+
+std::unique_ptr<CompiledModel> load_model(PackageArchive& archive, const std::string& path,
+                                          c10::Device device, std::size_t num_runners,
+                                          bool capturable) {
+  const c10::DeviceGuard guard(device);
   try {
-    return std::make_unique<CompiledModel>(path, options);
+    return std::make_unique<CompiledModel>(archive, device, num_runners, capturable);
+  } catch (const PackageError&) {
+    throw;
   } catch (const std::exception& error) {
     const std::string text = error_text(error);
     const Kind kind =
@@ -120,35 +166,22 @@ std::unique_ptr<CompiledModel> load_model(const std::string& path, PackageOption
   }
 }
 
-// Whether every element of a strided tensor lies in memory that its storage has.
-bool lies_in_storage(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return true;
-  int64_t last = tensor.storage_offset();
-  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
-  const c10::Storage& storage = tensor.storage();
-  return storage.data() != nullptr &&
-         static_cast<size_t>(last + 1) * tensor.itemsize() <= storage.nbytes();
-}
-
 // The compiled code reads an input's memory through its data pointer, sizes and strides alone.
 at::Tensor readable_input(at::Tensor input, std::size_t index, bool mutated) {
   const auto refuse = [&](const std::string& what) {
     throw PackageError(Kind::kInput, "input " + std::to_string(index) + ": " + what);
   };
-  if (!input.defined()) refuse("must be a tensor, got an undefined one");
-  if (input.layout() != c10::kStrided || input.is_nested()) {
-    refuse(std::string("must be a dense (strided) tensor, got ") + layout_name(input));
-  }
-  if (!input.has_storage() || input.unsafeGetTensorImpl()->is_python_dispatch() ||
-      !lies_in_storage(input)) {
-    refuse(
-        "must be a plain tensor, got one whose data is elsewhere (a subclass, a wrapper, or one "
-        "whose storage was taken)");
-  }
+  const std::string unusable = describe_unusable(input);
+  if (!unusable.empty()) refuse(unusable);
   if (mutated && (input.requires_grad() || input.is_conj() || input.is_neg())) {
     refuse(
         "must be a tensor that the model can write to, got one that requires grad, or a conj or "
         "neg view");
+  }
+  if (input.unsafeGetTensorImpl()->autograd_meta() && input._fw_grad(/*level=*/0).defined()) {
+    refuse(
+        "must have no forward-mode tangent, which a compiled model would drop: call it on "
+        "torch.autograd.forward_ad.unpack_dual(x).primal");
   }
   if (input.requires_grad()) input = input.detach();
   if (input.is_conj()) input = input.resolve_conj();
@@ -160,12 +193,17 @@ at::Tensor readable_input(at::Tensor input, std::size_t index, bool mutated) {
 
 class Package::Loaded {
  public:
-  explicit Loaded(c10::Device device) : device(device) {}
+  explicit Loaded(const std::string& path) : path(path), archive(path) {}
 
-  c10::Device device;
+  std::string path;
+  PackageArchive archive;  // open as long as the package, for verify
   std::string manifest;
+  std::vector<Finding> findings;
   std::optional<Contract> contract;
+  c10::Device device = c10::kCPU;
   std::unique_ptr<CompiledModel> model;
+  std::unique_ptr<GraphedModel> graphs;  // null where calls run without
+  std::string no_graphs;                 // why, where they were asked for
 };
 
 Package::Package(std::unique_ptr<Loaded> loaded) : loaded_(std::move(loaded)) {}
@@ -174,25 +212,73 @@ Package& Package::operator=(Package&&) noexcept = default;
 Package::~Package() = default;
 
 Package Package::open(const std::string& path, Options options) {
-  PackageArchive archive(path);
-  const c10::DeviceType type = read_device_type(archive, path);
-  check_host_has_device(path, type, options);
+  auto loaded = std::make_unique<Loaded>(path);
+  PackageArchive& archive = loaded->archive;
+  const Description description = describe(archive, path);
+  check_options(path, description.device, options);
+  loaded->manifest = description.manifest;
+  loaded->findings = identity_conv::preflight(archive, description, options);
+  refuse_fatal(loaded->findings, path);
+  load_libraries(archive, description, path);
   check_operators_are_registered(archive, path);
-  auto loaded = std::make_unique<Loaded>(choose_device(type, options));
-  if (archive.has(kManifest)) {
-    loaded->manifest = archive.read(kManifest);
-    loaded->contract = read_json(archive, path, kManifest, [&](const Json& manifest) {
-      return read_contract(manifest, path);
-    });
+  if (!description.manifest.empty()) loaded->contract.emplace(description.document);
+  loaded->device = choose_device(description.device, options);
+  if (options.cuda_graph != CudaGraph::kOff) {
+    loaded->no_graphs = why_no_cuda_graphs(loaded->device);
+    if (loaded->no_graphs.empty() && !loaded->contract) {
+      loaded->no_graphs = "a package without a manifest doesn't say what its model writes to";
+    }
+    for (std::size_t i = 0; loaded->contract && i < loaded->contract->num_inputs(); ++i) {
+      if (loaded->contract->mutates(i)) {
+        loaded->no_graphs = "the model writes to its input " + std::to_string(i);
+      }
+    }
   }
-  loaded->model = load_model(path, options, loaded->device);
+  const bool graphs = options.cuda_graph != CudaGraph::kOff && loaded->no_graphs.empty();
+  loaded->model = load_model(archive, path, loaded->device, options.num_runners, graphs);
+  if (graphs) {
+    loaded->graphs = std::make_unique<GraphedModel>(*loaded->model,
+                                                    options.cuda_graph == CudaGraph::kReuseOutputs);
+  }
   if (loaded->contract && loaded->contract->num_inputs() != loaded->model->num_inputs()) {
-    throw PackageError(Kind::kNotAPackage, path + ": is corrupted: its manifest names " +
-                                               std::to_string(loaded->contract->num_inputs()) +
-                                               " inputs, and its model takes " +
-                                               std::to_string(loaded->model->num_inputs()));
+    throw PackageError(Kind::kDamaged, path + ": is corrupted: its manifest names " +
+                                           std::to_string(loaded->contract->num_inputs()) +
+                                           " inputs, and its model takes " +
+                                           std::to_string(loaded->model->num_inputs()));
   }
   return Package(std::move(loaded));
+}
+
+std::vector<Finding> Package::preflight(const std::string& path, const Options& options) {
+  PackageArchive archive(path);
+  return identity_conv::preflight(archive, describe(archive, path), options);
+}
+
+std::string Package::inspect(const std::string& path, const Options& options) {
+  PackageArchive archive(path);
+  const Description description = describe(archive, path);
+  auto worst = Finding::Verdict::kOk;
+  Json::Array findings;
+  for (const Finding& finding : identity_conv::preflight(archive, description, options)) {
+    worst = std::max(worst, finding.verdict);
+    findings.emplace_back(
+        Json::Object{{"check", Json(finding.check)},
+                     {"verdict", Json(std::string(verdict_name(finding.verdict)))},
+                     {"text", Json(finding.text)}});
+  }
+  Json::Object records;
+  for (const auto& record : archive.records()) {
+    records.emplace_back(record.name, Json(static_cast<int64_t>(record.size)));
+  }
+  return Json(Json::Object{{"path", Json(path)},
+                           {"bytes", Json(static_cast<int64_t>(archive.num_bytes()))},
+                           {"sha256", Json(archive.sha256())},
+                           {"verdict", Json(std::string(verdict_name(worst)))},
+                           {"findings", Json(std::move(findings))},
+                           {"records", Json(std::move(records))},
+                           {"manifest",
+                            description.manifest.empty() ? Json(nullptr) : description.document}})
+      .dump();
 }
 
 std::vector<at::Tensor> Package::run(std::vector<at::Tensor> inputs) {
@@ -208,12 +294,57 @@ std::vector<at::Tensor> Package::run(std::vector<at::Tensor> inputs) {
   // The model's work goes to the current stream of the current device.
   const c10::DeviceGuard guard(loaded_->device);
   if (loaded_->contract) loaded_->contract->fit(inputs, loaded_->device);
+  if (loaded_->graphs) return loaded_->graphs->run(inputs);
   return loaded_->model->run(inputs, /*generated_checks=*/!loaded_->contract);
+}
+
+std::string Package::verify() {
+  const std::string& path = loaded_->path;
+  std::optional<Sample> sample;
+  if (!manifest().empty()) {
+    sample = read_json(loaded_->archive, path, kManifest, [&](const Json& manifest) {
+      return read_sample(loaded_->archive, manifest, device());
+    });
+  }
+  if (!sample) {
+    throw PackageError(
+        Kind::kNoSample,
+        path + ": carries no recorded example to verify by: compile it with sample=True");
+  }
+  const std::string differs = difference(*sample, run(sample->inputs));
+  if (!differs.empty()) {
+    throw PackageError(Kind::kVerification,
+                       path + ": the recorded example gives another result here: " + differs);
+  }
+  return "the recorded example gives the recorded outputs here (" +
+         std::to_string(sample->inputs.size()) + " inputs, " +
+         std::to_string(sample->outputs.size()) + " outputs)";
 }
 
 std::size_t Package::num_inputs() const { return loaded_->model->num_inputs(); }
 
 CallSpec Package::call_spec() const { return loaded_->model->call_spec(); }
+
+std::string Package::cuda_graph_fallback() const {
+  return loaded_->graphs ? loaded_->graphs->fallback() : loaded_->no_graphs;
+}
+
+std::vector<std::string> Package::constant_names() const {
+  return loaded_->model->constant_names();
+}
+
+ConstantMap Package::constants() const {
+  const c10::DeviceGuard guard(loaded_->device);
+  return loaded_->graphs ? loaded_->graphs->constants() : loaded_->model->constants();
+}
+
+void Package::load_constants(const ConstantMap& replacements) {
+  const c10::DeviceGuard guard(loaded_->device);
+  if (loaded_->graphs) return loaded_->graphs->load_constants(replacements);
+  loaded_->model->load_constants(replacements);
+}
+
+const std::vector<Finding>& Package::findings() const { return loaded_->findings; }
 
 const std::string& Package::manifest() const { return loaded_->manifest; }
 

@@ -23,7 +23,11 @@ namespace fs = std::filesystem;
 }
 
 std::vector<char> read_bytes(const std::string& path) {
-  if (fs::is_directory(path)) fail(path, "is a directory, not a file of tensors");
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (fs::is_directory(status)) fail(path, "is a directory, not a file of tensors");
+  // A FIFO without a writer would hold the open for ever.
+  if (fs::exists(status) && !fs::is_regular_file(status)) fail(path, "is not a regular file");
   std::ifstream file(path, std::ios::binary);
   if (!file) fail(path, std::string("cannot be read (") + std::strerror(errno) + ")");
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};

@@ -52,3 +52,11 @@ TEST_CASE("nesting is bounded") {
   CHECK_NOTHROW(Json::parse(nested(100)));
   CHECK_THROWS_AS(Json::parse(nested(100000)), std::invalid_argument);
 }
+
+TEST_CASE("what is written reads as it was") {
+  for (const char* text : {"null", "true", "-12", "2.5", "[]", "{}", R"(["a", [1, {"b": null}]])",
+                           R"({"a\"\\": "\u0001", "b": [false]})"}) {
+    CAPTURE(text);
+    CHECK(Json::parse(text).dump() == text);
+  }
+}
