@@ -1,0 +1,137 @@
+"""The numbers in a planned tensor: the same on every device and every torch, from a seed alone."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
+#: Of each floating dtype its bits of exponent and of mantissa.
+_FLOATS = {
+    torch.float32: (8, 23),
+    torch.float64: (11, 52),
+    torch.float16: (5, 10),
+    torch.bfloat16: (8, 7),
+    torch.float8_e4m3fn: (4, 3),
+    torch.float8_e5m2: (5, 2),
+    torch.float8_e4m3fnuz: (4, 3),
+    torch.float8_e5m2fnuz: (5, 2),
+    torch.float8_e8m0fnu: (8, 0),
+}
+_COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
+
+#: Every dtype that a plan can have: those that ``torch.clone`` copies, the dullest first.
+DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.int8,
+    torch.int16, torch.bool, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+    torch.complex32,
+)  # fmt: skip
+
+# The stream of random words repeats after PERIOD * 4 of them. PERIOD is a prime, so that an index that is wrong by a
+# power of two, or by a tile, meets another value.
+PERIOD = 262_139
+_SPREAD = 0x9E3779B1
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def number(dtype: torch.dtype) -> torch.dtype:
+    """The signed integer as wide as one number of `dtype`, of which a complex element has two."""
+    return _BITS[_COMPLEX.get(dtype, dtype).itemsize]
+
+
+def first_word(seed: int) -> int:
+    """Where in the stream the values of `seed` begin; a multiple of 16 bytes, so of any number's size."""
+    return (seed + 1) * _SPREAD % PERIOD * 4
+
+
+def masks(dtype: torch.dtype) -> tuple[int, int]:
+    """Bits to keep of a random number and bits to set, for an ordinary value of `dtype`.
+
+    A floating number keeps sign, mantissa and the lowest bit of its exponent, and is set to a
+    magnitude of about 1; an integer keeps everything.
+    """
+    dtype = _COMPLEX.get(dtype, dtype)
+    every = (1 << dtype.itemsize * 8) - 1
+    if dtype is torch.bool:
+        return 1, 0
+    if dtype not in _FLOATS:
+        return every, 0
+    exponent, mantissa = _FLOATS[dtype]
+    fixed = ((1 << exponent) - 2) << mantissa
+    return every ^ fixed, ((1 << exponent - 1) - 2) << mantissa
+
+
+@functools.cache
+def specials(dtype: torch.dtype) -> dict[str, int]:
+    """The special values of `dtype` by name, as the bits of a signed integer; the dullest first."""
+    dtype = _COMPLEX.get(dtype, dtype)
+    bits = dtype.itemsize * 8
+    sign = 1 << bits - 1
+    if dtype is torch.bool:
+        named = {"0": 0, "1": 1}
+    elif dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
+        named = {"0": 0, "1": 1, "max": 2 * sign - 1, "half": sign}
+    elif dtype in _INTEGERS:
+        named = {"0": 0, "1": 1, "-1": 2 * sign - 1, "max": sign - 1, "min": sign}
+    elif dtype is torch.float8_e8m0fnu:
+        named = {"1": 127, "nan": 255, "max": 254, "tiny": 0}
+    elif dtype is torch.float8_e4m3fn:
+        named = {"0": 0, "1": 0x38, "nan": 0x7F, "-nan": 0xFF, "-0": 0x80, "subnormal": 1, "-subnormal": 0x81,
+                 "tiny": 8, "max": 0x7E, "min": 0xFE}  # fmt: skip
+    elif dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):
+        mantissa = _FLOATS[dtype][1]
+        named = {"0": 0, "1": 0x40, "nan": 0x80, "subnormal": 1, "-subnormal": 0x81, "tiny": 1 << mantissa,
+                 "max": 0x7F, "min": 0xFF}  # fmt: skip
+    else:
+        exponent, mantissa = _FLOATS[dtype]
+        inf, quiet = ((1 << exponent) - 1) << mantissa, 1 << mantissa - 1
+        named = {
+            "0": 0, "1": ((1 << exponent - 1) - 1) << mantissa, "nan": inf | quiet, "inf": inf, "-inf": sign | inf,
+            "-0": sign, "subnormal": 1, "-subnormal": sign | 1, "max": inf - 1, "min": sign | inf - 1,
+            "tiny": 1 << mantissa, "-nan": sign | inf | quiet, "payload": inf | quiet | 1, "snan": inf | 1,
+        }  # fmt: skip
+    return {name: signed(value, bits) for name, value in named.items()}
+
+
+def signed(value: int, bits: int) -> int:
+    """`value`, below two to the `bits`, as the signed integer of the same bits."""
+    return value - (1 << bits) if value >> bits - 1 else value
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.Tensor:
+    """The stream of random words, as bytes."""
+    if device.type != "cpu":
+        return _stream(torch.device("cpu")).to(device)
+    word = torch.arange(PERIOD * 4)
+    word = (word ^ word >> 16) * 0x45D9F3B & 0xFFFFFFFF
+    word = (word ^ word >> 16) * 0x45D9F3B & 0xFFFFFFFF
+    word = word ^ word >> 16
+    return word.view(torch.int32)[::2].contiguous().view(torch.uint8)
+
+
+@functools.cache
+def _block(device: torch.device, width: torch.dtype, keep: int, put: int) -> torch.Tensor:
+    """The stream as numbers of `width`, each with bits taken away and set."""
+    numbers, bits = _stream(device).view(width), width.itemsize * 8
+    if put == 0 and keep == (1 << bits) - 1:
+        return numbers
+    return (numbers & signed(keep, bits)) | signed(put, bits)
+
+
+def fill(flat: torch.Tensor, dtype: torch.dtype, seed: int) -> None:
+    """Fills a one-dimensional tensor of ``number(dtype)`` with the values of `seed`."""
+    with torch.inference_mode(False):  # the blocks outlive the caller's mode
+        block = _block(flat.device, flat.dtype, *masks(dtype))
+    first = first_word(seed) * 4 // flat.dtype.itemsize
+    period, count = block.numel(), flat.numel()
+    head = min(count, period - first)
+    flat[:head] = block[first : first + head]
+    whole = (count - head) // period
+    if whole:
+        flat[head : head + whole * period].view(whole, period)[:] = block
+    head += whole * period
+    flat[head:] = block[: count - head]
