@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,12 +23,6 @@ _MEMORY_FORMATS = {
     torch.channels_last_3d: (0, 2, 3, 4, 1),
 }
 _ALIGNMENT = 64  # bytes; no allocator of torch aligns less
-_NEGATIVE = {dtype for dtype in values.DTYPES if dtype.is_complex} | {
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-}
 
 
 class Guarded(NamedTuple):
@@ -132,7 +127,7 @@ class TensorPlan:
             self._integers("unit_stride", (self.unit_stride,))
         if self.conj and not self.dtype.is_complex:
             self._refuse("conj", f"False for {self.dtype}, which is not complex")
-        if self.neg and self.dtype not in _NEGATIVE:
+        if self.neg and self.dtype not in values.NEGATABLE:
             self._refuse("neg", f"False for {self.dtype}, which torch can't negate lazily")
         if self.neg and self.conj and self.dtype is torch.complex32:
             self._refuse("neg", "False for a conjugated torch.complex32, which torch can't resolve")
@@ -307,18 +302,23 @@ class TensorPlan:
                 self._fill(base, start, poison)
                 # Its own storage, so that the tensor's storage_offset() is `offset` and no more.
                 storage = (torch.from_dlpack(base[start : start + size]) if start or behind else base).untyped_storage()
-            tensor = torch.empty(0, dtype=self.dtype, device=device)
-            tensor = tensor.set_(storage, self.offset, self.shape, self.strides)
-            if self.conj:
-                tensor = torch.conj(tensor)
-            if self.neg:
-                tensor = torch._neg_view(tensor)
+            tensor = self._view(storage)
         if self.grad in ("leaf", "nonleaf"):
             tensor = tensor.detach().requires_grad_()
         if self.grad == "nonleaf":
             with torch.enable_grad():
                 tensor = torch.ops.aten.alias(tensor)
         return Guarded(tensor, base, start, start + size)
+
+    def _view(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """The tensor in a storage that is there, whatever its values."""
+        if self.dtype is torch.complex32:
+            _take_note_of_complex32()
+        tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
+        tensor = tensor.set_(storage, self.offset, self.shape, self.strides)
+        if self.conj:
+            tensor = torch.conj(tensor)
+        return torch._neg_view(tensor) if self.neg else tensor
 
     def _fill(self, base: torch.Tensor, start: int, poison: int) -> None:
         if not self.numel:
@@ -349,6 +349,57 @@ class TensorPlan:
                 pairs[:, 1] ^= sign
         if not dense:
             room.as_strided(sizes, strides, room.storage_offset()).copy_(flat.view(sizes))
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedStorage:
+    """Tensors in one storage: they may overlap in part or wholly, or lie side by side.
+
+    The storage holds the values of the first plan's seed, one behind the other; each plan says where
+    its tensor lies in it.
+
+    Args:
+        plans: of one dtype, without special cells or gradients.
+
+    Raises:
+        ValueError: the plans can't share a storage; the sentence names the field.
+
+    Example::
+
+        >>> import torch
+        >>> first, second = SharedStorage((TensorPlan((3,)), TensorPlan((3,), offset=1))).build()
+        >>> torch.equal(first[1:], second[:2])
+        True
+    """
+
+    plans: tuple[TensorPlan, ...]
+
+    def __post_init__(self) -> None:
+        plans = tuple(self.plans)
+        object.__setattr__(self, "plans", plans)
+        if not plans:
+            raise ValueError("SharedStorage: plans must hold a plan or more, got ()")
+        for name in ("dtype", "misalignment"):
+            found = list(dict.fromkeys(getattr(plan, name) for plan in plans))
+            if len(found) > 1:
+                raise ValueError(f"SharedStorage: plans must agree in {name}, got {found}")
+        for plan in plans:
+            if plan.cells or plan.grad != "none":
+                raise ValueError(f"SharedStorage: plans must be without cells and grad, got {plan}")
+
+    def build(self, device: torch.device | str = "cpu") -> tuple[torch.Tensor, ...]:
+        """The tensors, on `device`."""
+        first = self.plans[0]
+        elements = max(plan.storage_bytes for plan in self.plans) // first.dtype.itemsize
+        row = TensorPlan((elements,), first.dtype, misalignment=first.misalignment, seed=first.seed).build(device)
+        return tuple(plan._view(row.untyped_storage()) for plan in self.plans)
+
+
+@functools.cache
+def _take_note_of_complex32() -> None:
+    """torch says once that complex32 is experimental; who checks a kernel with it knows."""
+    with warnings.catch_warnings(action="ignore"):
+        torch.empty(0, dtype=torch.complex32)
 
 
 def _is_dense(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:

@@ -29,6 +29,9 @@ DTYPES = (
     torch.complex32,
 )  # fmt: skip
 
+#: Those that torch can negate lazily, as the imaginary part of a conjugate is.
+NEGATABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_COMPLEX)
+
 # The stream of random words repeats after PERIOD * 4 of them. PERIOD is a prime, so that an index that is wrong by a
 # power of two, or by a tile, meets another value.
 PERIOD = 262_139
