@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from .plan import SharedStorage, TensorPlan
+from .state import replaced
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Call:
-    """The arguments of a call, each Tensor (also in lists) as a `TensorPlan`.
+    """The arguments of a call, each Tensor (also in lists) as a `TensorPlan`, each object of a class as a `State`.
 
     Args:
         args: positional arguments.
@@ -51,21 +52,24 @@ class Call:
         """Every plan, in the order of the arguments."""
         return tuple(_plans((self.args, self.kwargs)))
 
-    def fill(self, tensors: Iterable[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with `tensors`, in the order of `plans`, in the places of the plans."""
+    def fill(
+        self, tensors: Iterable[torch.Tensor], device: torch.device | str = "cpu"
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with `tensors`, in the order of `plans`, in the places of the plans, and states on `device`."""
         rest = iter(tensors)
-        return _replaced((self.args, dict(self.kwargs)), lambda plan: next(rest))
+        return replaced((self.args, dict(self.kwargs)), lambda plan: next(rest), lambda state: state.build(device))
 
     def replace(self, plans: Iterable[TensorPlan]) -> Call:
         """The same call with other plans, in the order of `plans`."""
-        args, kwargs = self.fill(plans)
+        rest = iter(plans)
+        args, kwargs = replaced((self.args, dict(self.kwargs)), lambda plan: next(rest), lambda state: state)
         return dataclasses.replace(self, args=args, kwargs=kwargs)
 
     def build(self, device: torch.device | str = "cpu") -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, built on `device`."""
         if self.shared:
-            return self.fill(SharedStorage(self.plans).build(device))
-        return self.fill(plan.build(device) for plan in self.plans)
+            return self.fill(SharedStorage(self.plans).build(device), device)
+        return self.fill((plan.build(device) for plan in self.plans), device)
 
 
 def _plans(value: Any) -> Iterator[TensorPlan]:
@@ -76,13 +80,3 @@ def _plans(value: Any) -> Iterator[TensorPlan]:
             yield from _plans(item)
     elif isinstance(value, Mapping):
         yield from _plans(tuple(value.values()))
-
-
-def _replaced(value: Any, put: Callable[[TensorPlan], Any]) -> Any:
-    if isinstance(value, TensorPlan):
-        return put(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_replaced(item, put) for item in value)
-    if isinstance(value, Mapping):
-        return {key: _replaced(item, put) for key, item in value.items()}
-    return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -223,11 +223,11 @@ _LAYOUT = {
 def cells(source: Source, count: int, dtype: torch.dtype) -> tuple[tuple[int, str], ...]:
     """Up to three special values among `count` numbers, at the edges or anywhere."""
     names = list(values.specials(dtype))
-    found = []
+    found: dict[int, str] = {}
     for _ in range(source.integer(0, 3) if count else 0):
         position = source.pick((0, -1, None))
-        found.append((source.integer(0, count - 1) if position is None else position, source.pick(names)))
-    return tuple(found)
+        found[source.integer(0, count - 1) if position is None else position] = source.pick(names)
+    return tuple(found.items())
 
 
 def plan(
@@ -236,16 +236,16 @@ def plan(
     dtype: torch.dtype,
     *,
     kinds: Sequence[str] = LAYOUTS,
+    fields: Mapping[str, Any] | None = None,
     special: bool = True,
     grads: Sequence[str] = GRADS[:1],
 ) -> TensorPlan:
-    """A plan of given sizes and dtype: a layout, values, and how autograd sees it."""
+    """A plan of given sizes and dtype: a layout (unless its `fields` are given), values, how autograd sees it."""
     if not (dtype.is_floating_point or dtype.is_complex):
         grads = [grad for grad in grads if grad in ("none", "inference")] or GRADS[:1]
-    fields = layout(source, sizes, dtype, kinds)
-    fields["seed"] = source.integer(0, 1000)
-    fields["grad"] = source.pick(grads) if len(grads) > 1 else grads[0]
-    drawn = TensorPlan(sizes, dtype, **fields)
+    placed = layout(source, sizes, dtype, kinds) if fields is None else fields
+    grad = source.pick(grads) if len(grads) > 1 else grads[0]
+    drawn = TensorPlan(sizes, dtype, **placed, seed=source.integer(0, 1000), grad=grad)
     found = cells(source, drawn.numbers, dtype) if special else ()
     return dataclasses.replace(drawn, cells=found) if found else drawn
 
