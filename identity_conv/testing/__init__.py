@@ -10,14 +10,60 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .plan import Guarded, TensorPlan
+    from .call import Call
+    from .context import Context
+    from .plan import Guarded, SharedStorage, TensorPlan
+    from .state import State
+    from .strategies import (
+        broadcastable,
+        calls,
+        contexts,
+        dtypes,
+        layouts,
+        plans,
+        shapes,
+        shared_storage,
+        states,
+        tensors,
+    )
 
 _HOMES = {
+    "Call": "call",
+    "Context": "context",
     "Guarded": "plan",
+    "SharedStorage": "plan",
+    "State": "state",
     "TensorPlan": "plan",
+    "broadcastable": "strategies",
+    "calls": "strategies",
+    "contexts": "strategies",
+    "dtypes": "strategies",
+    "layouts": "strategies",
+    "plans": "strategies",
+    "shapes": "strategies",
+    "shared_storage": "strategies",
+    "states": "strategies",
+    "tensors": "strategies",
 }
 
-__all__ = ["Guarded", "TensorPlan"]
+__all__ = [
+    "Call",
+    "Context",
+    "Guarded",
+    "SharedStorage",
+    "State",
+    "TensorPlan",
+    "broadcastable",
+    "calls",
+    "contexts",
+    "dtypes",
+    "layouts",
+    "plans",
+    "shapes",
+    "shared_storage",
+    "states",
+    "tensors",
+]
 
 
 def __getattr__(name: str) -> Any:

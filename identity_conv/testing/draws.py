@@ -7,8 +7,9 @@ dullest input: what a shrinker arrives at.
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -24,9 +25,13 @@ LAYOUTS = (
     "unit_stride", "conj", "neg",
 )  # fmt: skip
 
-#: Ranks as often as they are worth it; the smallest first.
-_RANKS = (0, 1, 2, 3, 4, 1, 2, 3, 4, 5, 2, 3, 4, 2, 6, 8)
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 1, 9, 16, 17, 32, 33, 64)
+
+
+# Whether to go on. A choice before each piece, in place of their number before all, lets a shrinker cut a piece out.
+# For the same reason a piece makes the same number of choices whatever was chosen before, from ranges that don't
+# depend on it: what follows a piece that goes must keep its meaning.
+_RARELY, _OFTEN, _MOSTLY = (False, False, True), (False, True, True), (False, *(True,) * 7)
 
 
 class Source(Protocol):
@@ -66,20 +71,28 @@ def shape(
 ) -> tuple[int, ...]:
     """Sizes; the number of elements is drawn as one number, so that a threshold of it is found exactly."""
     numel = source.integer(0 if empty else 1, max_numel)
-    rank = source.pick([rank for rank in _RANKS if min_rank <= rank <= max_rank] or range(min_rank, max_rank + 1))
-    if rank == 0:
+    at = source.integer(0, 7)
+    edge = (source.pick(tile), source.pick((1, 0, -1))) if tile else None
+    sizes: list[int] = []
+    while len(sizes) < min_rank or (len(sizes) < max_rank and source.pick(_OFTEN if sizes else _MOSTLY)):
+        sizes.append(source.pick(_SIZES))
+    if not sizes:
         return ()
-    long = source.integer(0, rank - 1)
+    # One dimension takes the elements that the others leave.
+    long = _from_the_end(range(len(sizes)), at)
     left = max(numel, 1)
-    sizes = []
-    for _ in range(rank - 1):
-        size = min(source.pick(_SIZES), left)
-        left //= size
-        sizes.append(size)
-    if tile and numel:
-        left = _edge_below(left, source.pick(tile), source.pick((1, 0, -1)))
-    sizes.insert(rank - 1 - long, left if numel else 0)
+    for dim in range(len(sizes)):
+        if dim != long:
+            sizes[dim] = min(sizes[dim], left)
+            left //= sizes[dim]
+    if edge and numel:
+        left = _edge_below(left, *edge)
+    sizes[long] = left if numel else 0
     return tuple(sizes)
+
+
+def _from_the_end(among: Sequence[T], at: int) -> T:
+    return among[-1 - at % len(among)]
 
 
 def _edge_below(size: int, tile: int, beside: int) -> int:
@@ -91,39 +104,23 @@ def _edge_below(size: int, tile: int, beside: int) -> int:
     return edge if edge > 0 else size
 
 
-def kinds_possible(sizes: tuple[int, ...], dtype: torch.dtype) -> list[str]:
-    """The kinds of layout that a tensor can have."""
-    rank, longer = len(sizes), any(size > 1 for size in sizes)
-    possible = {
-        "permuted": rank > 1,
-        "offset": True,
-        "stepped": longer,
-        "padded": rank > 0,
-        "expanded": rank > 0,
-        "misaligned": True,
-        "overlapping": rank > 1 and sizes[-2] > 1 and sizes[-1] > 1,
-        "channels_last": rank in (4, 5),
-        "unit_stride": 1 in sizes,
-        "conj": dtype.is_complex,
-        "neg": dtype in values.NEGATABLE,
-    }
-    return [kind for kind in LAYOUTS if possible[kind]]
-
-
 def layout(
     source: Source, sizes: tuple[int, ...], dtype: torch.dtype, kinds: Sequence[str] = LAYOUTS
 ) -> dict[str, Any]:
-    """Fields of a plan that place it in memory: none, or those of up to three kinds."""
+    """Fields of a plan that place it in memory: none, or those of up to four of `kinds`, where they are possible."""
     fields: dict[str, Any] = {}
-    possible = [kind for kind in kinds_possible(sizes, dtype) if kind in kinds]
-    for _ in range(source.integer(0, min(3, len(possible)))):
-        kind = source.pick(possible)
-        fields.update(_LAYOUT[kind](source, sizes, dtype))
-        possible = [other for other in possible if _go_together(kind, other, dtype)]
-        if not possible:
-            break
+    done: list[str] = []
+    kinds = [*kinds, *(kind for kind in _SELDOM_POSSIBLE if kind in kinds)]
+    while kinds and len(done) < 4 and source.pick(_OFTEN if fields else _MOSTLY):
+        kind = source.pick(kinds)
+        possible, fields_of = _LAYOUT[kind]
+        if possible(sizes, dtype) and all(_go_together(kind, other, dtype) for other in done):
+            fields.update(fields_of(source, sizes, dtype))
+        done.append(kind)
     return fields
 
+
+_SELDOM_POSSIBLE = ("channels_last", "channels_last", "overlapping", "overlapping", "conj")
 
 # Kinds that a plan refuses together, or whose mixture would say nothing more.
 _APART = (
@@ -142,30 +139,34 @@ def _go_together(one: str, other: str, dtype: torch.dtype) -> bool:
 
 
 def _permuted(source: Source, sizes: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
-    rest = list(range(len(sizes)))
-    order: list[int] = []
-    # From the innermost outwards, taking the outermost that is left: the dullest is the reverse.
-    while rest:
-        order.append(rest.pop(source.integer(0, len(rest) - 1) if len(rest) > 1 else 0))
-    return {"permutation": tuple(reversed(order))} if order[::-1] != sorted(order) else {}
-
-
-def _one_dim(source: Source, among: Sequence[int], rank: int, value: int, otherwise: int) -> tuple[int, ...]:
-    """`value` at one dimension, the innermost being the dullest, `otherwise` elsewhere."""
-    at = source.pick(list(reversed(among)))
-    return tuple(value if dim == at else otherwise for dim in range(rank))
+    dims = tuple(range(len(sizes)))
+    number = source.pick((0, 1, 2, source.integer(0, math.factorial(8) - 1)))
+    if number == 0:
+        order = dims[::-1]
+    elif number == 1:
+        order = (*dims[:-2], dims[-1], dims[-2])
+    elif number == 2:
+        order = (*dims[1:], dims[0])
+    else:
+        rest, drawn = list(dims), []
+        while rest:
+            number, at = divmod(number, len(rest))
+            drawn.append(rest.pop(at))
+        order = tuple(drawn)
+    return {"permutation": order} if order != dims else {}
 
 
 def _stepped(source: Source, sizes: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
     among = [dim for dim, size in enumerate(sizes) if size > 1]
-    step = source.pick((2, 3, 5))
-    if len(among) > 1 and source.pick((False, False, True)):
-        return {"step": tuple(step if dim in among else 1 for dim in range(len(sizes)))}
-    return {"step": _one_dim(source, among, len(sizes), step, 1)}
+    step, everywhere, at = source.pick((2, 3, 5)), source.pick(_RARELY), source.integer(0, 7)
+    stepped = among if everywhere else [_from_the_end(among, at)]
+    return {"step": tuple(step if dim in stepped else 1 for dim in range(len(sizes)))}
 
 
 def _padded(source: Source, sizes: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
-    return {"padding": _one_dim(source, range(len(sizes)), len(sizes), source.pick((1, 2, 3, 4, 5, 7, 8, 16)), 0)}
+    cells, at = source.pick((1, 2, 3, 4, 5, 7, 8, 16)), source.integer(0, 7)
+    padded = _from_the_end(range(len(sizes)), at)
+    return {"padding": tuple(cells if dim == padded else 0 for dim in range(len(sizes)))}
 
 
 def _offset(source: Source, sizes: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
@@ -174,19 +175,19 @@ def _offset(source: Source, sizes: tuple[int, ...], dtype: torch.dtype) -> dict[
 
 def _expanded(source: Source, sizes: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
     among = [dim for dim, size in enumerate(sizes) if size > 1] or list(range(len(sizes)))
-    dims = {source.pick(among)}
-    if len(among) > 1 and source.pick((False, False, True)):
-        dims.add(source.pick(among))
+    several, at = source.pick(_RARELY), source.integer(0, 7)
+    dims = {_from_the_end(among, at), _from_the_end(among, at + several)}
     return {"expand": tuple(sorted(dims))}
 
 
 def _misaligned(source: Source, sizes: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
     # Half of them off 16 bytes by one element, the rest anywhere below 64.
-    return {"misalignment": dtype.itemsize * source.pick((1, source.integer(1, 64 // dtype.itemsize - 1)))}
+    elements = source.pick((1, source.integer(1, 63)))
+    return {"misalignment": dtype.itemsize * (1 + (elements - 1) % (64 // dtype.itemsize - 1))}
 
 
 def _overlapping(source: Source, sizes: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
-    return {"windows": source.integer(1, min(sizes[-1] - 1, 5))}
+    return {"windows": min(source.pick((1, 2, 3, 4, 5)), sizes[-1] - 1)}
 
 
 def _channels_last(source: Source, sizes: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
@@ -197,26 +198,23 @@ def _unit_stride(source: Source, sizes: tuple[int, ...], dtype: torch.dtype) -> 
     return {"unit_stride": source.pick((0, 1, 2, 7, 100_000))}
 
 
-def _conj(source: Source, sizes: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
-    return {"conj": True}
+def _is_longer(sizes: tuple[int, ...], dtype: torch.dtype) -> bool:
+    return any(size > 1 for size in sizes)
 
 
-def _neg(source: Source, sizes: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
-    return {"neg": True}
-
-
-_LAYOUT = {
-    "permuted": _permuted,
-    "offset": _offset,
-    "stepped": _stepped,
-    "padded": _padded,
-    "expanded": _expanded,
-    "misaligned": _misaligned,
-    "overlapping": _overlapping,
-    "channels_last": _channels_last,
-    "unit_stride": _unit_stride,
-    "conj": _conj,
-    "neg": _neg,
+# Of each kind: whether a tensor can have it, and the fields that give it.
+_LAYOUT: dict[str, tuple[Callable[..., bool], Callable[..., dict[str, Any]]]] = {
+    "permuted": (lambda sizes, dtype: len(sizes) > 1, _permuted),
+    "offset": (lambda sizes, dtype: True, _offset),
+    "stepped": (_is_longer, _stepped),
+    "padded": (lambda sizes, dtype: len(sizes) > 0, _padded),
+    "expanded": (lambda sizes, dtype: len(sizes) > 0, _expanded),
+    "misaligned": (lambda sizes, dtype: True, _misaligned),
+    "overlapping": (lambda sizes, dtype: len(sizes) > 1 and sizes[-2] > 1 and sizes[-1] > 1, _overlapping),
+    "channels_last": (lambda sizes, dtype: len(sizes) in (4, 5), _channels_last),
+    "unit_stride": (lambda sizes, dtype: 1 in sizes, _unit_stride),
+    "conj": (lambda sizes, dtype: dtype.is_complex, lambda *_: {"conj": True}),
+    "neg": (lambda sizes, dtype: dtype in values.NEGATABLE, lambda *_: {"neg": True}),
 }
 
 
@@ -224,9 +222,11 @@ def cells(source: Source, count: int, dtype: torch.dtype) -> tuple[tuple[int, st
     """Up to three special values among `count` numbers, at the edges or anywhere."""
     names = list(values.specials(dtype))
     found: dict[int, str] = {}
-    for _ in range(source.integer(0, 3) if count else 0):
-        position = source.pick((0, -1, None))
-        found[source.integer(0, count - 1) if position is None else position] = source.pick(names)
+    while len(found) < 3 and source.pick((False, True)):
+        where, anywhere, name = source.pick((0, -1, None)), source.integer(0, 9999), source.pick(names)
+        if not count:
+            return ()
+        found[anywhere % count if where is None else where] = name
     return tuple(found.items())
 
 
@@ -252,10 +252,11 @@ def plan(
 
 def broadcast_from(source: Source, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Sizes that broadcast to `sizes`: the same, or with dimensions of 1 or without the first ones."""
-    if not sizes or source.pick((True, False)):
+    if source.pick((True, False)):
         return sizes
-    kept = tuple(source.pick((size, 1)) for size in sizes)
-    return kept[source.integer(0, len(kept)) :]
+    ones, dropped = source.integer(0, 255), source.integer(0, 8)
+    kept = tuple(1 if ones >> dim & 1 else size for dim, size in enumerate(sizes))
+    return kept[min(dropped, len(kept)) :]
 
 
 def shared_storage(

@@ -11,8 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from hypothesis import reject
-from hypothesis import strategies as st
+
+try:
+    from hypothesis import reject
+    from hypothesis import strategies as st
+except ImportError as error:
+    raise ImportError(
+        "identity_conv.testing.strategies needs hypothesis: pip install 'identity-conv[testing]'"
+    ) from error
 
 from . import draws, schema, values
 from .call import Call

@@ -74,28 +74,28 @@ def specials(dtype: torch.dtype) -> dict[str, int]:
     bits = dtype.itemsize * 8
     sign = 1 << bits - 1
     if dtype is torch.bool:
-        named = {"0": 0, "1": 1}
+        named = {"1": 1, "0": 0}
     elif dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
-        named = {"0": 0, "1": 1, "max": 2 * sign - 1, "half": sign}
+        named = {"1": 1, "max": 2 * sign - 1, "0": 0, "half": sign}
     elif dtype in _INTEGERS:
-        named = {"0": 0, "1": 1, "-1": 2 * sign - 1, "max": sign - 1, "min": sign}
-    elif dtype is torch.float8_e8m0fnu:
-        named = {"1": 127, "nan": 255, "max": 254, "tiny": 0}
-    elif dtype is torch.float8_e4m3fn:
-        named = {"0": 0, "1": 0x38, "nan": 0x7F, "-nan": 0xFF, "-0": 0x80, "subnormal": 1, "-subnormal": 0x81,
-                 "tiny": 8, "max": 0x7E, "min": 0xFE}  # fmt: skip
-    elif dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):
-        mantissa = _FLOATS[dtype][1]
-        named = {"0": 0, "1": 0x40, "nan": 0x80, "subnormal": 1, "-subnormal": 0x81, "tiny": 1 << mantissa,
-                 "max": 0x7F, "min": 0xFF}  # fmt: skip
+        named = {"1": 1, "max": sign - 1, "0": 0, "-1": 2 * sign - 1, "min": sign}
     else:
         exponent, mantissa = _FLOATS[dtype]
-        inf, quiet = ((1 << exponent) - 1) << mantissa, 1 << mantissa - 1
-        named = {
-            "0": 0, "1": ((1 << exponent - 1) - 1) << mantissa, "nan": inf | quiet, "inf": inf, "-inf": sign | inf,
-            "-0": sign, "subnormal": 1, "-subnormal": sign | 1, "max": inf - 1, "min": sign | inf - 1,
-            "tiny": 1 << mantissa, "-nan": sign | inf | quiet, "payload": inf | quiet | 1, "snan": inf | 1,
-        }  # fmt: skip
+        one = ((1 << exponent - 1) - 1) << mantissa
+        inf, quiet, tiny = ((1 << exponent) - 1) << mantissa, 1 << mantissa >> 1, 1 << mantissa
+        finite = {"0": 0, "-0": sign, "subnormal": 1, "-subnormal": sign | 1}
+        if dtype is torch.float8_e8m0fnu:  # powers of two alone, without a sign
+            named = {"1": one, "nan": 0xFF, "max": 0xFE, "tiny": 0}
+        elif dtype is torch.float8_e4m3fn:
+            named = {"1": one, "nan": 0x7F, "max": 0x7E, "tiny": tiny, "min": 0xFE, **finite, "-nan": 0xFF}
+        elif dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):  # the exponent's bias is one more, -0 is NaN
+            named = {"1": one + tiny, "nan": 0x80, "max": 0x7F, "tiny": tiny, "min": 0xFF, **finite}
+            del named["-0"]
+        else:
+            named = {
+                "1": one, "nan": inf | quiet, "max": inf - 1, "tiny": tiny, "min": sign | inf - 1, **finite,
+                "-nan": sign | inf | quiet, "inf": inf, "-inf": sign | inf, "payload": inf | quiet | 1, "snan": inf | 1,
+            }  # fmt: skip
     return {name: signed(value, bits) for name, value in named.items()}
 
 
