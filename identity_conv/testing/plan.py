@@ -246,9 +246,17 @@ class TensorPlan:
         return tuple(size for size, _ in cells), tuple(stride for _, stride in cells)
 
     @property
+    def number_layout(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes and strides of the numbers that `cells` counts, in the storage seen as numbers."""
+        sizes, strides = self._core
+        if self.dtype.is_complex:
+            return (*sizes, 2), (*(2 * stride for stride in strides), 1)
+        return sizes, strides
+
+    @property
     def numbers(self) -> int:
-        """Numbers that the tensor holds, which `cells` counts: distinct cells, two to a complex one."""
-        return math.prod(self._core[0]) * (2 if self.dtype.is_complex else 1)
+        """Numbers that the tensor holds: its distinct cells, two to a complex one."""
+        return math.prod(self.number_layout[0])
 
     @functools.cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -277,6 +285,22 @@ class TensorPlan:
     def build(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """The tensor, on `device`."""
         return self.build_guarded(device, guard=0).tensor
+
+    def to_code(self, language: str = "python", name: str = "x", device: str = "cpu") -> str:
+        """A program text that needs torch alone and makes this tensor.
+
+        Args:
+            language: "python", for statements that leave the tensor in `name`; "cpp", for a function
+                `name` that returns it.
+            name: of the tensor.
+            device: where the tensor is.
+
+        Raises:
+            ValueError: another language.
+        """
+        from . import reproducer
+
+        return reproducer.tensor(self, language, name, device)
 
     def build_guarded(self, device: torch.device | str = "cpu", *, guard: int = 256, poison: int = 0xFF) -> Guarded:
         """The tensor with `guard` bytes or more of other memory before and behind its storage.
@@ -324,11 +348,8 @@ class TensorPlan:
         if not self.numel:
             base.fill_(poison)
             return
-        sizes, strides = self._core
-        number = values.number(self.dtype)
-        if self.dtype.is_complex:
-            sizes, strides = (*sizes, 2), (*(2 * stride for stride in strides), 1)
-        count = math.prod(sizes)
+        sizes, strides = self.number_layout
+        number, count = values.number(self.dtype), self.numbers
         dense = _is_dense(sizes, strides)
         if not dense or base.numel() != count * number.itemsize:
             base.fill_(poison)
@@ -387,12 +408,17 @@ class SharedStorage:
             if plan.cells or plan.grad != "none":
                 raise ValueError(f"SharedStorage: plans must be without cells and grad, got {plan}")
 
-    def build(self, device: torch.device | str = "cpu") -> tuple[torch.Tensor, ...]:
-        """The tensors, on `device`."""
+    @property
+    def row(self) -> TensorPlan:
+        """The tensor that fills the storage."""
         first = self.plans[0]
         elements = max(plan.storage_bytes for plan in self.plans) // first.dtype.itemsize
-        row = TensorPlan((elements,), first.dtype, misalignment=first.misalignment, seed=first.seed).build(device)
-        return tuple(plan._view(row.untyped_storage()) for plan in self.plans)
+        return TensorPlan((elements,), first.dtype, misalignment=first.misalignment, seed=first.seed)
+
+    def build(self, device: torch.device | str = "cpu") -> tuple[torch.Tensor, ...]:
+        """The tensors, on `device`."""
+        storage = self.row.build(device).untyped_storage()
+        return tuple(plan._view(storage) for plan in self.plans)
 
 
 @functools.cache

@@ -35,7 +35,8 @@ NEGATABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_COMP
 # The stream of random words repeats after PERIOD * 4 of them. PERIOD is a prime, so that an index that is wrong by a
 # power of two, or by a tile, meets another value.
 PERIOD = 262_139
-_SPREAD = 0x9E3779B1
+SPREAD = 0x9E3779B1  # a prime too, so that neighbouring seeds begin far from each other
+MULTIPLIER = 0x45D9F3B
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -47,7 +48,7 @@ def number(dtype: torch.dtype) -> torch.dtype:
 
 def first_word(seed: int) -> int:
     """Where in the stream the values of `seed` begin; a multiple of 16 bytes, so of any number's size."""
-    return (seed + 1) * _SPREAD % PERIOD * 4
+    return (seed + 1) * SPREAD % PERIOD * 4
 
 
 def masks(dtype: torch.dtype) -> tuple[int, int]:
@@ -110,8 +111,8 @@ def _stream(device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return _stream(torch.device("cpu")).to(device)
     word = torch.arange(PERIOD * 4)
-    word = (word ^ word >> 16) * 0x45D9F3B & 0xFFFFFFFF
-    word = (word ^ word >> 16) * 0x45D9F3B & 0xFFFFFFFF
+    word = (word ^ word >> 16) * MULTIPLIER & 0xFFFFFFFF
+    word = (word ^ word >> 16) * MULTIPLIER & 0xFFFFFFFF
     word = word ^ word >> 16
     return word.view(torch.int32)[::2].contiguous().view(torch.uint8)
 
