@@ -47,6 +47,9 @@ class Call:
             given.append("shared=True")
         return f"Call({', '.join(given)})"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # hypothesis and IPython would name every field of a dataclass
+
     @property
     def plans(self) -> tuple[TensorPlan, ...]:
         """Every plan, in the order of the arguments."""

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
+GRAD_MODES = ("enabled", "disabled", "inference")
+
 
 @dataclasses.dataclass(frozen=True)
 class Context:
@@ -35,8 +37,8 @@ class Context:
     side_stream: bool = False
 
     def __post_init__(self) -> None:
-        if self.grad not in ("enabled", "disabled", "inference"):
-            raise ValueError(f"Context: grad must be enabled, disabled or inference, got {self.grad!r}")
+        if self.grad not in GRAD_MODES:
+            raise ValueError(f"Context: grad must be one of {', '.join(GRAD_MODES)}, got {self.grad!r}")
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"Context: autocast must be None, torch.bfloat16 or torch.float16, got {self.autocast!r}")
         if self.side_stream and torch.device(self.device).type != "cuda":

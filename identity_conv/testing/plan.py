@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from . import values
@@ -187,6 +188,9 @@ class TensorPlan:
                 given.append(f"{field.name}={value!r}")
         return f"TensorPlan({', '.join(given)})"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # hypothesis and IPython would name every field of a dataclass
+
     @functools.cached_property
     def _order(self) -> tuple[int, ...]:
         """Dimensions in the order of memory, outermost first."""
@@ -317,13 +321,14 @@ class TensorPlan:
         size = self.storage_bytes
         start = -(-guard // _ALIGNMENT) * _ALIGNMENT + self.misalignment
         behind = -(-guard // _ALIGNMENT) * _ALIGNMENT
-        inference = self.grad == "inference"
-        with torch.inference_mode(inference), torch.no_grad():
-            base = torch.empty(start + size + behind, dtype=torch.uint8, device=device)
+        with torch.inference_mode(self.grad == "inference"), torch.no_grad():
             if device.type == "meta":
+                base = torch.empty(start + size + behind, dtype=torch.uint8, device=device)
                 storage = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
             else:
-                self._fill(base, start, poison)
+                base = torch.empty(start + size + behind, dtype=torch.uint8)
+                self._fill(base.numpy(), start, poison)
+                base = base.to(device)
                 # Its own storage, so that the tensor's storage_offset() is `offset` and no more.
                 storage = (torch.from_dlpack(base[start : start + size]) if start or behind else base).untyped_storage()
             tensor = self._view(storage)
@@ -344,32 +349,32 @@ class TensorPlan:
             tensor = torch.conj(tensor)
         return torch._neg_view(tensor) if self.neg else tensor
 
-    def _fill(self, base: torch.Tensor, start: int, poison: int) -> None:
+    def _fill(self, base: np.ndarray, start: int, poison: int) -> None:
+        # By numpy: torch's own copies wait for a thread on every core, which a busy machine hasn't got.
         if not self.numel:
-            base.fill_(poison)
+            base.fill(poison)
             return
         sizes, strides = self.number_layout
-        number, count = values.number(self.dtype), self.numbers
+        width, count = values.number(self.dtype).itemsize, self.numbers
         dense = _is_dense(sizes, strides)
-        if not dense or base.numel() != count * number.itemsize:
-            base.fill_(poison)
+        if not dense or base.nbytes != count * width:
+            base.fill(poison)
         first = start + self.offset * self.dtype.itemsize
-        room = base[first : start + self.storage_bytes].view(number)
-        flat = room[:count] if dense else torch.empty(count, dtype=number, device=base.device)
+        integer = f"i{width}"
+        flat = np.ndarray(count, integer, base, first) if dense else np.empty(count, integer)
         values.fill(flat, self.dtype, self.seed)
         names = values.specials(self.dtype)
         for position, name in self.cells:
             flat[position] = names[name]
         # The bits that are seen through the conjugate and negative bit are the ones drawn.
-        if self.neg or self.conj:
-            sign = -(1 << (number.itemsize * 8 - 1))
-            pairs = flat.view(-1, 2) if self.dtype.is_complex else flat
-            if self.neg:
-                pairs ^= sign
-            if self.conj:
-                pairs[:, 1] ^= sign
+        sign = -(1 << (width * 8 - 1))
+        if self.neg:
+            flat ^= sign
+        if self.conj:
+            flat[1::2] ^= sign
         if not dense:
-            room.as_strided(sizes, strides, room.storage_offset()).copy_(flat.view(sizes))
+            steps = tuple(stride * width for stride in strides)
+            np.ndarray(sizes, integer, base, first, steps)[...] = flat.reshape(sizes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -245,7 +245,7 @@ def _cpp_bits(plans: Iterable[TensorPlan]) -> list[str]:
 def _ordinary(plan: TensorPlan) -> torch.Tensor:
     """The numbers that the seed gives, flat."""
     flat = torch.empty(plan.numbers, dtype=values.number(plan.dtype))
-    values.fill(flat, plan.dtype, plan.seed)
+    values.fill(flat.numpy(), plan.dtype, plan.seed)
     return flat
 
 

@@ -22,7 +22,7 @@ except ImportError as error:
 
 from . import draws, schema, values
 from .call import Call
-from .context import Context
+from .context import GRAD_MODES, Context
 from .plan import GRADS, SharedStorage, TensorPlan
 from .state import State
 
@@ -49,15 +49,22 @@ def _drawn(draw: st.DrawFn, value: Any) -> Any:
     return draw(value) if isinstance(value, st.SearchStrategy) else value
 
 
-def dtypes(among: Sequence[torch.dtype] = values.DTYPES) -> st.SearchStrategy[torch.dtype]:
+@st.composite
+def dtypes(
+    draw: st.DrawFn, among: Sequence[torch.dtype] | st.SearchStrategy[Sequence[torch.dtype]] = values.DTYPES
+) -> torch.dtype:
     """Dtypes, all that ``torch.clone`` copies if not told otherwise.
 
     Shrinks to the first, which is float32 by default.
     """
+    return _Choices(draw).pick(_checked_dtypes(_drawn(draw, among)))
+
+
+def _checked_dtypes(among: Sequence[torch.dtype]) -> Sequence[torch.dtype]:
     unknown = [dtype for dtype in among if dtype not in values.DTYPES]
     if unknown or not among:
-        raise ValueError(f"dtypes: among must hold dtypes that torch.clone copies, got {unknown or among!r}")
-    return st.sampled_from(list(among))
+        raise ValueError(f"dtypes must be some that torch.clone copies, got {unknown or among!r}")
+    return among
 
 
 @st.composite
@@ -122,7 +129,7 @@ def layouts(
     shape: tuple[int, ...] | st.SearchStrategy[tuple[int, ...]],
     dtype: torch.dtype | st.SearchStrategy[torch.dtype] = torch.float32,
     *,
-    kinds: Sequence[str] = draws.LAYOUTS,
+    kinds: Sequence[str] | st.SearchStrategy[Sequence[str]] = draws.LAYOUTS,
 ) -> dict[str, Any]:
     """The fields of a `TensorPlan` that place a tensor in memory, of up to three kinds at once.
 
@@ -133,8 +140,8 @@ def layouts(
         dtype: the tensor's dtype.
         kinds: which of ``draws.LAYOUTS`` to use, where shape and dtype allow it.
     """
-    kinds = _checked_kinds(kinds)
-    return draws.layout(_Choices(draw), tuple(_drawn(draw, shape)), _drawn(draw, dtype), kinds)
+    sizes, chosen = tuple(_drawn(draw, shape)), _drawn(draw, dtype)
+    return draws.layout(_Choices(draw), sizes, chosen, _checked_kinds(_drawn(draw, kinds)))
 
 
 @st.composite
@@ -144,7 +151,7 @@ def plans(
     shape: tuple[int, ...] | st.SearchStrategy[tuple[int, ...]] | None = None,
     dtype: torch.dtype | st.SearchStrategy[torch.dtype] | None = None,
     layout: dict[str, Any] | st.SearchStrategy[dict[str, Any]] | None = None,
-    kinds: Sequence[str] = draws.LAYOUTS,
+    kinds: Sequence[str] | st.SearchStrategy[Sequence[str]] = draws.LAYOUTS,
     special: bool | st.SearchStrategy[bool] = True,
     grad: str | st.SearchStrategy[str] = "none",
 ) -> TensorPlan:
@@ -174,7 +181,7 @@ def plans(
     if layout is not None:
         # Only the values are left to draw.
         return draws.plan(source, sizes, chosen, fields=_drawn(draw, layout), special=cells, grads=grads)
-    return draws.plan(source, sizes, chosen, kinds=_checked_kinds(kinds), special=cells, grads=grads)
+    return draws.plan(source, sizes, chosen, kinds=_checked_kinds(_drawn(draw, kinds)), special=cells, grads=grads)
 
 
 def tensors(device: torch.device | str | st.SearchStrategy[Any] = "cpu", **of_plan: Any) -> st.SearchStrategy[Any]:
@@ -210,7 +217,7 @@ def shared_storage(
     *,
     dtype: torch.dtype | st.SearchStrategy[torch.dtype] | None = None,
     max_numel: int | st.SearchStrategy[int] = 256,
-    kinds: Sequence[str] = draws.LAYOUTS,
+    kinds: Sequence[str] | st.SearchStrategy[Sequence[str]] = draws.LAYOUTS,
 ) -> SharedStorage:
     """Groups of tensors in one storage, some overlapping.
 
@@ -221,7 +228,7 @@ def shared_storage(
         _drawn(draw, dtypes() if dtype is None else dtype),
         count=_drawn(draw, count),
         max_numel=_drawn(draw, max_numel),
-        kinds=_checked_kinds(kinds),
+        kinds=_checked_kinds(_drawn(draw, kinds)),
     )
 
 
@@ -247,21 +254,34 @@ def states(draw: st.DrawFn, cls: Any, **fields: Any) -> State:
     return found
 
 
+_AUTOCAST = st.sampled_from([None, torch.bfloat16])
+
+
 @st.composite
 def contexts(
     draw: st.DrawFn,
     device: str | st.SearchStrategy[str] = "cpu",
     *,
-    grads: Sequence[str] = ("enabled", "disabled", "inference"),
-    autocast: Sequence[torch.dtype | None] = (None, torch.bfloat16),
+    grad: str | st.SearchStrategy[str] | None = None,
+    autocast: torch.dtype | st.SearchStrategy[torch.dtype | None] | None = _AUTOCAST,
+    side_stream: bool | st.SearchStrategy[bool] | None = None,
 ) -> Context:
     """What surrounds a call: grad mode, autocast, and on CUDA a side stream.
 
     Shrinks to nothing particular.
+
+    Args:
+        device: where the call is.
+        grad: "enabled", "disabled" or "inference"; any of them by default.
+        autocast: autocast's dtype, None for no autocast.
+        side_stream: whether to use a side stream; on CUDA sometimes by default.
     """
     source, where = _Choices(draw), _drawn(draw, device)
-    side_stream = torch.device(where).type == "cuda" and source.pick((False, True))
-    return Context(where, grad=source.pick(grads), autocast=source.pick(autocast), side_stream=side_stream)
+    mode = source.pick(GRAD_MODES) if grad is None else _drawn(draw, grad)
+    cast = _drawn(draw, autocast)
+    if side_stream is None:
+        side_stream = torch.device(where).type == "cuda" and source.pick((False, True))
+    return Context(where, grad=mode, autocast=cast, side_stream=_drawn(draw, side_stream))
 
 
 @st.composite
@@ -270,11 +290,11 @@ def calls(
     op: Any,
     reference: Callable[..., Any] | None = None,
     *,
-    dtypes: Sequence[torch.dtype] = values.DTYPES,
-    kinds: Sequence[str] = draws.LAYOUTS,
-    special: bool = True,
-    grads: Sequence[str] = GRADS[:1],
-    share: bool = True,
+    dtypes: Sequence[torch.dtype] | st.SearchStrategy[Sequence[torch.dtype]] = values.DTYPES,
+    kinds: Sequence[str] | st.SearchStrategy[Sequence[str]] = draws.LAYOUTS,
+    special: bool | st.SearchStrategy[bool] = True,
+    grads: Sequence[str] | st.SearchStrategy[Sequence[str]] = GRADS[:1],
+    share: bool | st.SearchStrategy[bool] = True,
     given: dict[str, Any] | None = None,
     **of_shape: Any,
 ) -> Call:
@@ -302,11 +322,11 @@ def calls(
     return schema.call(
         _Choices(draw),
         binding,
-        dtypes=dtypes,
-        kinds=_checked_kinds(kinds),
-        special=special,
-        grads=grads,
-        share=share,
+        dtypes=_checked_dtypes(_drawn(draw, dtypes)),
+        kinds=_checked_kinds(_drawn(draw, kinds)),
+        special=_drawn(draw, special),
+        grads=_drawn(draw, grads),
+        share=_drawn(draw, share),
         given=own,
-        **_checked_shape(**of_shape),
+        **_checked_shape(**{name: _drawn(draw, value) for name, value in of_shape.items()}),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
@@ -106,36 +107,29 @@ def signed(value: int, bits: int) -> int:
 
 
 @functools.cache
-def _stream(device: torch.device) -> torch.Tensor:
-    """The stream of random words, as bytes."""
-    if device.type != "cpu":
-        return _stream(torch.device("cpu")).to(device)
-    word = torch.arange(PERIOD * 4)
-    word = (word ^ word >> 16) * MULTIPLIER & 0xFFFFFFFF
-    word = (word ^ word >> 16) * MULTIPLIER & 0xFFFFFFFF
-    word = word ^ word >> 16
-    return word.view(torch.int32)[::2].contiguous().view(torch.uint8)
+def _stream() -> np.ndarray:
+    """The stream of random words."""
+    word: np.ndarray = np.arange(PERIOD * 4, dtype=np.uint32)
+    for _ in range(2):
+        word = (word ^ word >> 16) * np.uint32(MULTIPLIER)
+    return word ^ word >> 16
 
 
 @functools.cache
-def _block(device: torch.device, width: torch.dtype, keep: int, put: int) -> torch.Tensor:
-    """The stream as numbers of `width`, each with bits taken away and set."""
-    numbers, bits = _stream(device).view(width), width.itemsize * 8
-    if put == 0 and keep == (1 << bits) - 1:
+def _block(width: int, keep: int, put: int) -> np.ndarray:
+    """The stream as numbers of `width` bytes, each with bits taken away and set."""
+    numbers = _stream().view(f"i{width}")
+    if put == 0 and keep == (1 << width * 8) - 1:
         return numbers
-    return (numbers & signed(keep, bits)) | signed(put, bits)
+    return (numbers & signed(keep, width * 8)) | signed(put, width * 8)
 
 
-def fill(flat: torch.Tensor, dtype: torch.dtype, seed: int) -> None:
-    """Fills a one-dimensional tensor of ``number(dtype)`` with the values of `seed`."""
-    with torch.inference_mode(False):  # the blocks outlive the caller's mode
-        block = _block(flat.device, flat.dtype, *masks(dtype))
-    first = first_word(seed) * 4 // flat.dtype.itemsize
-    period, count = block.numel(), flat.numel()
+def fill(flat: np.ndarray, dtype: torch.dtype, seed: int) -> None:
+    """Fills a one-dimensional array of integers, as wide as ``number(dtype)``, with the values of `seed`."""
+    block = _block(flat.itemsize, *masks(dtype))
+    first = first_word(seed) * 4 // flat.itemsize
+    period, count = block.size, flat.size
     head = min(count, period - first)
     flat[:head] = block[first : first + head]
-    whole = (count - head) // period
-    if whole:
-        flat[head : head + whole * period].view(whole, period)[:] = block
-    head += whole * period
-    flat[head:] = block[: count - head]
+    for begin in range(head, count, period):
+        flat[begin : begin + period] = block[: count - begin]
