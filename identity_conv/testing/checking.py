@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import pickle
 import time
 import traceback
 import warnings
@@ -26,6 +25,7 @@ from .subject import Subject
 
 _DEATHS = 2  # of one stage, after which it is left
 _HANGS = 3  # after which everything is left
+_FRESH_DEATHS = 5  # of fresh processes, which take seconds to start, after which everything is left
 _LIMIT_S = {"quick": 3.0, "full": 5.0}
 
 
@@ -175,8 +175,10 @@ def _run(settings: Settings, device: str, kind: str, report: Report) -> None:
             violation, index = _of_death(settings, stage, device, what, known)
             if violation.check not in {*settings.skip, *known}:
                 run_of(violation.check).violations.append(violation)
-            if hangs == _HANGS:
-                report.notes.append(f"{device}: left after {_HANGS} calls that did not return, in {stage.name}")
+            if hangs == _HANGS or (how == "spawn" and sum(deaths.values()) == _FRESH_DEATHS):
+                report.notes.append(
+                    f"{device}: left in {stage.name}, after {sum(deaths.values())} calls ended a process"
+                )
                 performed.close()
                 break
             if deaths[stage.name] < _DEATHS and index is not None:
@@ -218,6 +220,7 @@ class _Performance:
                 warnings.simplefilter("ignore")
                 stage.look(bench, start)
         except Exception as error:
+            bench.end_if_broken(error)
             if bench.latest is not None and (
                 raised := [f for f in bench.new_findings(bench.latest) if f.check == "accepts"]
             ):
@@ -247,7 +250,8 @@ def _of_death(
     index, call = death.at if isinstance(death.at, tuple) else (None, None)
     if not isinstance(call, Call):
         return Violation(stage.checks[0], death.how if call is None else f"{death.how}, with {call}", device), index
-    here = Violation(stage.checks[0], stage.death + death.how, device, call)
+    pointwise = stage.checks[0] in ("values", "layout", "sizes")
+    here = Violation(name_by_need(call) if pointwise else stage.checks[0], stage.death + death.how, device, call)
     if _isolation_for(settings, device) != "fork":
         return here, index
 
@@ -281,15 +285,15 @@ def _isolation_for(settings: Settings, device: str) -> str:
     if torch.device(device).type == "cpu" and not torch.cuda.is_initialized():
         return "fork"
     try:
-        pickle.dumps(settings)
-    except Exception:  # a lambda, what is defined in a function
+        isolation.dumps(settings)
+    except ValueError:
         return "here"
     return "spawn"
 
 
 def _import_stages() -> None:
     """Imports the stages, and what they use: before a fork, so that no child does it again."""
-    from . import classes, eager, gradients, tracing  # noqa: F401
+    from . import classes, cuda, eager, gradients, tracing  # noqa: F401
 
     tracing.warm_up()
     if importlib.util.find_spec("hypothesis") is not None:

@@ -121,13 +121,15 @@ class MethodSubject(Subject):
 
 def _states(cls: Any, given: Mapping[str, Any]) -> list[State]:
     """Up to four states that the constructor takes, the dullest first."""
-    suppliers = {name: (lambda value=value: value) for name, value in given.items()}
+    suppliers: dict[str, Callable[[], Any]] = {
+        name: functools.partial(copy.copy, value) for name, value in given.items()
+    }
     found: list[State] = []
     refused: Exception | None = None
     for attempt in range(60):
         source = draws.RandomSource(attempt)
         try:
-            drawn = schema.state(source, cls, lambda source=source: draws.plan(source, (3,), torch.float32), suppliers)
+            drawn = schema.state(source, cls, functools.partial(draws.plan, source, (3,), torch.float32), suppliers)
             drawn.build()
         except (RuntimeError, ValueError, TypeError) as error:
             refused = error
@@ -228,7 +230,7 @@ def _fields_differ(now: Mapping[str, Any], was: Mapping[str, Any]) -> str | None
 
 def _changed_states(bench: Bench) -> Iterator[tuple[str, Any]]:
     """Objects fresh from the constructor, and after calls of each of their methods."""
-    subject = bench.subject
+    subject = _of(bench)
     for state in subject.states:
         yield repr(state), state.build(bench.device)
     prefix = "__torch__.torch.classes."
@@ -240,7 +242,7 @@ def _changed_states(bench: Bench) -> Iterator[tuple[str, Any]]:
         try:
             for turn in range(2):
                 arguments = [
-                    schema.value(Dull(), a.real_type, lambda turn=turn: TensorPlan((3,), seed=turn), length=a.N)
+                    schema.value(Dull(), a.real_type, functools.partial(TensorPlan, (3,), seed=turn), length=a.N)
                     for a in each.arguments[1:]
                 ]
                 call = Call(tuple(arguments))
@@ -249,6 +251,11 @@ def _changed_states(bench: Bench) -> Iterator[tuple[str, Any]]:
         except Exception:  # it refuses them
             continue
         yield f"{subject.state!r} after {each.name}", obj
+
+
+def _of(bench: Bench) -> MethodSubject:
+    assert isinstance(bench.subject, MethodSubject)
+    return bench.subject
 
 
 def _samples(bench: Bench) -> list[Call]:
@@ -282,7 +289,7 @@ def _gives(obj: Any, method: str, call: Call, device: str) -> Any:
 @stage("state", of=("class",))
 def states(bench: Bench, start: int) -> None:
     """Objects through every way of keeping them: their fields, and what their methods give."""
-    subject = bench.subject
+    subject = _of(bench)
     samples = _samples(bench)
     for index, (what, obj) in enumerate(_changed_states(bench)):
         if index < start:
@@ -344,7 +351,7 @@ def _results_differ(bench: Bench, mine: Any, theirs: Any) -> str | None:
 @stage("traced", of=("class",))
 def traced(bench: Bench, start: int) -> None:
     """Fakes, export and compilation: they agree with the method, and leave the object as it was."""
-    subject = bench.subject
+    subject = _of(bench)
     if start:
         return
     for call in _samples(bench):

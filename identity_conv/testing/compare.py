@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,6 +20,10 @@ class Comparison:
 
     name: str
     differs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    made_by: tuple[Any, ...] = ()  # a function and its arguments, by which it is pickled
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.made_by[0], self.made_by[1:]
 
     def __repr__(self) -> str:
         return self.name
@@ -41,7 +46,7 @@ class Comparison:
 
 def exact() -> Comparison:
     """Every bit equal: the sign of zero and the payload of a NaN count."""
-    return Comparison("exact()", lambda actual, expected: _bits_differ(actual, expected))
+    return Comparison("exact()", _bits_differ, (exact,))
 
 
 def ulp(n: int) -> Comparison:
@@ -69,7 +74,7 @@ def ulp(n: int) -> Comparison:
         near &= ~infinite | (first == second)
         return torch.where(nan[0] | nan[1], nan[0] != nan[1], ~near)
 
-    return Comparison(f"ulp({n})", differs)
+    return Comparison(f"ulp({n})", differs, (ulp, n))
 
 
 def close(rtol: float | None = None, atol: float | None = None) -> Comparison:
@@ -94,7 +99,7 @@ def close(rtol: float | None = None, atol: float | None = None) -> Comparison:
         )
 
     given = [f"{name}={value}" for name, value in (("rtol", rtol), ("atol", atol)) if value is not None]
-    return Comparison(f"close({', '.join(given)})", differs)
+    return Comparison(f"close({', '.join(given)})", differs, (close, rtol, atol))
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:

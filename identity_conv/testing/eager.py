@@ -65,6 +65,8 @@ def sizes(bench: Bench, start: int) -> None:
     """Empty, 0-d, rank 8, every small length, edges of tiles, long dimensions."""
     dtypes = _widths(bench)
     plans = sweep.sizes(dtypes if bench.full else dtypes[:2], full=bench.full)
+    if bench.full and bench.device != "cpu":
+        plans = itertools.chain(plans, sweep.grids(dtypes[:2]))
     bench.look_at(_calls(bench, plans, 1 if bench.full else 2), start=start)
 
 
@@ -75,7 +77,7 @@ def mixtures(bench: Bench, start: int) -> None:
     if settings.given_calls is not None or start:
         return
     count = 1000 if bench.full else 50
-    drawing = {
+    drawing: dict[str, Any] = {
         "dtypes": settings.dtypes,
         "grads": ("none", "none", "none", "inference"),
         "given": settings.subject.given,
@@ -155,7 +157,7 @@ def _built(bench: Bench, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return call.build(bench.device)
 
 
-def _right(bench: Bench, args: Any, kwargs: Any) -> Any:
+def right(bench: Bench, args: Any, kwargs: Any) -> Any:
     """What the reference says, or None where it refuses."""
     try:
         return bench.expected(args, kwargs)
@@ -163,7 +165,7 @@ def _right(bench: Bench, args: Any, kwargs: Any) -> Any:
         return None
 
 
-def _difference(bench: Bench, actual: Any, expected: Any) -> str | None:
+def difference(bench: Bench, actual: Any, expected: Any) -> str | None:
     """Where a result differs from what is expected, or None."""
     got, want = tensors_in(actual), tensors_in(expected)
     if len(got) != len(want):
@@ -222,7 +224,7 @@ def surroundings(bench: Bench, start: int) -> None:
                 bench.about_to(call)
                 with enter():
                     args, kwargs = _built(bench, call)
-                    expected = _right(bench, args, kwargs)
+                    expected = right(bench, args, kwargs)
                     if expected is None:
                         continue
                     try:
@@ -230,8 +232,8 @@ def surroundings(bench: Bench, start: int) -> None:
                     except Exception as error:
                         bench.violate("accepts", f"raised {describe(error)} under {text}", call)
                         continue
-                if difference := _difference(bench, actual, expected):
-                    bench.violate("values", f"{difference}; under {text}", call)
+                if wrong := difference(bench, actual, expected):
+                    bench.violate("values", f"{wrong}; under {text}", call)
                     break
 
 
@@ -254,7 +256,7 @@ def repeated(bench: Bench, start: int) -> None:
             args, kwargs = call.replace(dataclasses.replace(p, seed=p.seed + turn) for p in call.plans).build(
                 bench.device
             )
-            if _right(bench, args, kwargs) is None:
+            if right(bench, args, kwargs) is None:
                 break
             output = bench.subject.run(args, kwargs)
             held.append((output, [dense(each).clone() for each in tensors_in(output)]))
@@ -277,7 +279,7 @@ def deterministic(bench: Bench, start: int) -> None:
     shapes = ((5,), (4, 9), (1000,), (70_000,)) if bench.full else ((5,), (1000,))
     for call in [*_usual(bench, *shapes), *_usual(bench, (6, 7), permutation=(1, 0))]:
         args, kwargs = _built(bench, call)
-        if _right(bench, args, kwargs) is None:
+        if right(bench, args, kwargs) is None:
             continue
         first: list[torch.Tensor] | None = None
         for turn in range(150 if bench.full and call.plans[0].numel < 2000 else 20):
@@ -305,7 +307,7 @@ def remembered(bench: Bench, start: int) -> None:
         for shape in ((5,), (3, 4), (), (1,), (1000,), *(((100_000,),) if bench.full else ())):
             call = subject.call(TensorPlan(shape, dtype))
             args, kwargs = _built(bench, call)
-            if _right(bench, args, kwargs) is None:
+            if right(bench, args, kwargs) is None:
                 continue
             tensor = tensors_in((args, kwargs))[0]
             for turn in range(6):
@@ -316,11 +318,9 @@ def remembered(bench: Bench, start: int) -> None:
                     tensor.reshape(-1)[tensor.numel() // 2] = other.reshape(-1)[0]
                 else:
                     tensor.copy_(other)
-                expected = _right(bench, args, kwargs)
-                if difference := _difference(bench, subject.run(args, kwargs), expected):
-                    bench.violate(
-                        "no_memory", f"{difference}; the input's values had changed since an earlier call", call
-                    )
+                expected = right(bench, args, kwargs)
+                if text := difference(bench, subject.run(args, kwargs), expected):
+                    bench.violate("no_memory", f"{text}; the input's values had changed since an earlier call", call)
                     return
     # Many shapes and dtypes in an order that no cache expects, some of them again.
     dtype = dtypes[0]
@@ -337,11 +337,11 @@ def remembered(bench: Bench, start: int) -> None:
         call = subject.call(plan)
         bench.about_to(call)
         args, kwargs = _built(bench, call)
-        expected = _right(bench, args, kwargs)
+        expected = right(bench, args, kwargs)
         if expected is None:
             continue
-        if difference := _difference(bench, subject.run(args, kwargs), expected):
-            bench.violate("no_memory", f"{difference}; after {turn} other calls", call)
+        if text := difference(bench, subject.run(args, kwargs), expected):
+            bench.violate("no_memory", f"{text}; after {turn} other calls", call)
             return
 
 
@@ -360,7 +360,7 @@ def threads(bench: Bench, start: int) -> None:
             args, kwargs = call.replace(dataclasses.replace(p, seed=p.seed + 10 * seed) for p in call.plans).build(
                 bench.device
             )
-            expected = _right(bench, args, kwargs)
+            expected = right(bench, args, kwargs)
             if expected is not None:
                 jobs.append((args, kwargs, expected))
         turns = max(3, min(300, 3_000_000 // max(call.plans[0].numel, 1))) if bench.full else 12
@@ -385,8 +385,8 @@ def _call_often(
         barrier.wait(10)
         for _ in range(turns):
             for output in [bench.subject.run(args, kwargs) for _ in range(4)]:
-                if difference := _difference(bench, output, expected):
-                    wrong.append(difference)
+                if text := difference(bench, output, expected):
+                    wrong.append(text)
                     return
     except Exception as error:
         wrong.append(f"raised {describe(error)}")
@@ -401,7 +401,7 @@ def _within_a_call(bench: Bench) -> None:
     try:
         for call in calls:
             args, kwargs = _built(bench, call)
-            expected = _right(bench, args, kwargs)
+            expected = right(bench, args, kwargs)
             if expected is None:
                 continue
             for count in (1, 2, 3, 4, 7) if bench.full else (1, 4):
@@ -410,14 +410,14 @@ def _within_a_call(bench: Bench) -> None:
                     bench.about_to(call)
                     if bench.subject.writes:
                         args, kwargs = _built(bench, call)
-                    if difference := _difference(bench, bench.subject.run(args, kwargs), expected):
-                        bench.violate("threads", f"{difference}; with torch.set_num_threads({count})", call)
+                    if text := difference(bench, bench.subject.run(args, kwargs), expected):
+                        bench.violate("threads", f"{text}; with torch.set_num_threads({count})", call)
                         return
     finally:
         torch.set_num_threads(before)
 
 
-@stage("bounds", devices=("cpu",), death="stepped beside its input, where nothing may be read or written: ", of=BOTH)
+@stage("bounds", death="stepped beside its input, where nothing may be read or written: ", of=BOTH)
 def fences(bench: Bench, start: int) -> None:
     """Inputs that end, or begin, where memory can't be read: a step beside ends the process."""
     if bench.subject.writes:
@@ -444,40 +444,45 @@ def fences(bench: Bench, start: int) -> None:
             continue
         bench.index = index
         bench.about_to(call)
-        args, kwargs = call.fill(memory.fenced(plan.build(), before=before) for plan in call.plans)
-        expected = _right(bench, args, kwargs)
+        args, kwargs = call.fill(memory.fenced(plan.build(bench.device), before=before) for plan in call.plans)
+        expected = right(bench, args, kwargs)
         if expected is None:
             continue
-        difference = _difference(bench, bench.subject.run(args, kwargs), expected)
-        if difference and not list(bench.examine(call)):
-            bench.violate("bounds", f"{difference}; the memory around the input can't be read", call)
+        found = difference(bench, bench.subject.run(args, kwargs), expected)
+        if found and not list(bench.examine(call)):
+            bench.violate("bounds", f"{found}; the memory around the input can't be read", call)
             return
 
 
-@stage("leak", quick=False, devices=("cpu",), of=BOTH)
+@stage("leak", quick=False, of=BOTH)
 def leaks(bench: Bench, start: int) -> None:
     """Memory of this process over many calls."""
     for call in _usual(bench, (1 << 18,)):
         args, kwargs = _built(bench, call)
-        if _right(bench, args, kwargs) is None:
+        if right(bench, args, kwargs) is None:
             return
         size = sum(each.untyped_storage().nbytes() for each in tensors_in(bench.subject.run(args, kwargs)))
         turns = 60
         for _ in range(20):
             bench.subject.run(args, kwargs)
         gc.collect()
-        before = _resident()
+        before = _resident(bench.device)
         for _ in range(turns):
             bench.about_to(call)
             bench.subject.run(args, kwargs)
         gc.collect()
-        grown = _resident() - before
+        grown = _resident(bench.device) - before
         if size and grown > turns * size / 2:
             bench.violate("leak", f"{turns} calls kept {grown >> 20} MiB, {grown // turns} bytes each", call)
 
 
-def _resident() -> int:
-    """Bytes of this process in memory."""
+def _resident(device: str) -> int:
+    """Bytes that this process holds in memory, or on the GPU."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info(device)
+        # What torch's allocator keeps for later is no leak, what is allocated from it is.
+        return total - free - torch.cuda.memory_reserved(device) + torch.cuda.memory_allocated(device)
     with open("/proc/self/statm") as status:
         return int(status.read().split()[1]) * 4096
 
@@ -507,15 +512,15 @@ def refuses(bench: Bench, start: int) -> None:
             call = subject.call(TensorPlan(shape, dtype))
             bench.about_to(call)
             args, kwargs = _built(bench, call)
-            expected = _right(bench, args, kwargs)
+            expected = right(bench, args, kwargs)
             try:
                 actual = subject.run(args, kwargs)
             except Exception as error:
                 if not str(error).strip():
                     bench.violate("refuses", f"refused {dtype} with {describe(error)}", call)
                 continue
-            if expected is not None and (difference := _difference(bench, actual, expected)):
-                bench.violate("refuses", f"took {dtype}, which dtypes leaves out: {difference}", call)
+            if expected is not None and (text := difference(bench, actual, expected)):
+                bench.violate("refuses", f"took {dtype}, which dtypes leaves out: {text}", call)
                 break
     if len(subject.binding.arguments) != 1 or torch.float32 not in bench.settings.dtypes:
         return
@@ -593,10 +598,14 @@ def beyond_32_bits(bench: Bench, start: int) -> None:
         bench.violate("sizes", f"{_BILLIONS} elements of {dtype}: those at {bad} are wrong")
         return
     got[marked] = nothing
+    del x
     for block in range(0, _BILLIONS, 1 << 28):
         if bool((got[block : block + (1 << 28)] != nothing).any()):
             bench.violate("sizes", f"{_BILLIONS} elements of {dtype}: some from {block} on are wrong")
             return
+    del actual, got
+    if bench.device != "cpu":  # a second there
+        huge(bench, start)
 
 
 @stage("sizes", "layout", tiers=("huge",))
@@ -621,9 +630,9 @@ def huge(bench: Bench, start: int) -> None:
         call = bench.subject.call(plan)
         bench.about_to(call, 300.0)
         args, kwargs = _built(bench, call)
-        expected = _right(bench, args, kwargs)
-        if expected is not None and (difference := _difference(bench, bench.subject.run(args, kwargs), expected)):
-            bench.violate("sizes" if not fields else "layout", difference, call)
+        expected = right(bench, args, kwargs)
+        if expected is not None and (text := difference(bench, bench.subject.run(args, kwargs), expected)):
+            bench.violate("sizes" if not fields else "layout", text, call)
 
 
 def _free_bytes(device: str) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -82,8 +84,11 @@ class Bench:
         self.latest: Call | None = None
         self.index = 0
         self.cells: dict[tuple[str, str], int] = {}
-        library = memory.guarded_allocator(build=False)[0] if device == "cpu" else None
-        self._allocations = memory.Allocations(library)
+        self._allocations: memory.Allocations | memory.DeviceAllocations
+        if device == "cpu":
+            self._allocations = memory.Allocations(memory.guarded_allocator(build=False)[0])
+        else:
+            self._allocations = memory.DeviceAllocations(device)
 
     # What is told.
 
@@ -106,6 +111,16 @@ class Bench:
             for plan in call.plans:
                 cell = (str(plan.dtype).removeprefix("torch."), plan.kinds[0])
                 self.cells[cell] = self.cells.get(cell, 0) + 1
+
+    def end_if_broken(self, error: BaseException) -> None:
+        """Ends this process if `error` has left CUDA unusable, as an illegal access does; its parent goes on."""
+        if self.device == "cpu" or "CUDA" not in str(error):
+            return
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as broken:
+            print(describe(broken), file=sys.stderr, flush=True)
+            os._exit(1)
 
     # Calls.
 
@@ -181,7 +196,8 @@ class Bench:
     def _quietly(self, call: Call) -> list[Finding]:
         try:
             return list(self.examine(call))
-        except Exception:  # a candidate of the shrinker's that can't be called
+        except Exception as error:  # a candidate of the shrinker's that can't be called
+            self.end_if_broken(error)
             return []
 
     def examine(self, call: Call) -> Iterator[Finding]:
@@ -207,9 +223,12 @@ class Bench:
                 before = [each.base.clone() for each in built]
             versions = [None if each.tensor.is_inference() else each.tensor._version for each in built]
             try:
-                with self._allocations.active(poison):
+                with self._allocations.active(
+                    poison, [each.untyped_storage().nbytes() for each in tensors_in(expected)]
+                ):
                     actual = self.subject.run(args, kwargs)
             except Exception as error:
+                self.end_if_broken(error)
                 yield Finding("accepts", f"raised {describe(error)}, which the reference takes")
                 return
             with torch.no_grad():
@@ -260,11 +279,11 @@ class Bench:
                 yield Finding(check, which + text)
             if any(check in ("dtype", "values") for check, _ in differences):
                 continue
-            if text := self.compare(mine, theirs):
+            if wrong := self.compare(mine, theirs):
                 check = "written" if _shows(mine, theirs, poison) else "values"
                 if check == "written":
-                    text += "; the cells that differ hold what memory held before"
-                yield Finding(check, which + text)
+                    wrong += "; the cells that differ hold what memory held before"
+                yield Finding(check, which + wrong)
 
     def _untouched(
         self, built: Sequence[Any], before: Sequence[torch.Tensor], versions: Sequence[int | None]

@@ -71,7 +71,7 @@ def _differentiable(outputs: Any) -> list[torch.Tensor]:
 def _incoming(output: torch.Tensor, kind: str) -> torch.Tensor:
     """A gradient for `output`, laid out in one way or another."""
     shape, dtype, device = tuple(output.shape), output.dtype, output.device
-    fields: dict[str, Any] = {
+    layouts: dict[str, dict[str, Any]] = {
         "dense": {},
         "permuted": {"permutation": tuple(reversed(range(len(shape))))},
         "padded": {"padding": (0,) * (len(shape) - 1) + (2,)} if shape else {},
@@ -81,8 +81,8 @@ def _incoming(output: torch.Tensor, kind: str) -> torch.Tensor:
         "rows expanded": {"expand": (0,)} if shape else {},
         "negated": {"neg": True},
         "conjugated": {"conj": dtype.is_complex},
-    }[kind]
-    return TensorPlan(shape, dtype, seed=77, **fields).build(device)
+    }
+    return TensorPlan(shape, dtype, seed=77, **layouts[kind]).build(device)
 
 
 _KINDS = (
@@ -150,10 +150,10 @@ def _first_order(bench: Bench, call: Call) -> str | None:
     if len(got) != len(wanted):
         return f"{len(wanted)} outputs of the reference require grad, {len(got)} of the operator's"
     with torch.no_grad():
-        for output, expected in zip(got, wanted, strict=True):
-            if output.shape != expected.shape:
+        for output, right in zip(got, wanted, strict=True):
+            if output.shape != right.shape:
                 return None  # told elsewhere
-            if text := bench.compare(output, expected):
+            if text := bench.compare(output, right):
                 bench.violate("values", f"{text}; the input requires grad", call)
     for kind in _KINDS if bench.full else _KINDS[:6]:
         incoming = [_incoming(each, kind) for each in wanted]
@@ -161,12 +161,12 @@ def _first_order(bench: Bench, call: Call) -> str | None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                found = torch.autograd.grad(got, mine, incoming, retain_graph=True, allow_unused=True)
+                found: Any = torch.autograd.grad(got, mine, incoming, retain_graph=True, allow_unused=True)
             except Exception as error:
                 return f"backward raised {describe(error)}"
         if any("autograd kernel was not registered" in str(each.message) for each in caught):
             return "no autograd kernel is registered: what backward gives is an accident"
-        expected = torch.autograd.grad(wanted, theirs, incoming, retain_graph=True, allow_unused=True)
+        expected: Any = torch.autograd.grad(wanted, theirs, incoming, retain_graph=True, allow_unused=True)
         if text := _compared(found, expected, "the gradient"):
             return f"{text}; the gradient that comes in is {kind}"
         with torch.no_grad():

@@ -14,9 +14,12 @@ import os
 import pickle
 import signal
 import struct
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -26,6 +29,7 @@ from typing import IO, Any
 import torch
 
 _BLACKBOARD_BYTES = 1 << 20
+_START_LIMIT_S = 120.0  # a fresh process imports torch and loads libraries
 _HEADER = struct.Struct("qdq")  # beats, seconds allowed for this beat, bytes of the note
 
 
@@ -130,28 +134,11 @@ class _Child:
         file.truncate(_BLACKBOARD_BYTES)
         self._board = Blackboard(file, limit)
         self._output = self._stack.enter_context(tempfile.NamedTemporaryFile(prefix="identity_conv_check_"))  # noqa: SIM115
-        context = multiprocessing.get_context("spawn")
-        self._results, sender = context.Pipe(duplex=False)
+        self._results, sender = multiprocessing.Pipe(duplex=False)
         self._stack.callback(self._results.close)
         arguments = (tasks, perform, file.name, self._output.name, limit)
-        if fresh:
-            process = context.Process(target=_serve, args=(sender, *arguments), daemon=True)
-            process.start()
-            assert process.pid is not None
-            self._pid, self._fresh = process.pid, process
-        else:
-            self._fresh = None
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-                self._pid = os.fork()
-            if self._pid == 0:
-                try:
-                    self._results.close()
-                    worker = threading.Thread(target=_serve, args=(sender, *arguments))
-                    worker.start()
-                    worker.join()
-                finally:
-                    os._exit(0)
+        self._process = _fresh(sender, arguments) if fresh else None
+        self._pid = self._process.pid if self._process else _forked(self._results, sender, arguments)
         sender.close()
 
     def __enter__(self) -> _Child:
@@ -163,17 +150,19 @@ class _Child:
 
     def next(self) -> Any:
         """What the child tells next, or its Death."""
-        seen, since = -1, time.monotonic()
+        seen, watch = -1, _Watch(self._pid)
         while not self._results.poll(0.05):
             beats, limit = self._board.beat()
+            if not beats:
+                limit = _START_LIMIT_S
             if beats != seen:
-                seen, since = beats, time.monotonic()
-            elif time.monotonic() - since > limit:
+                seen, watch = beats, _Watch(self._pid)
+            elif watch.is_over(limit):
                 self._end()
                 return Death(f"did not return within {limit:.0f} s", self._board.last(), hung=True)
         try:
             return self._results.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return Death(self._cause(self._end()), self._board.last())
 
     def _cause(self, code: int) -> str:
@@ -187,12 +176,12 @@ class _Child:
         code = getattr(self, "_code", None)
         if code is not None:
             return code
-        if self._fresh:
-            self._fresh.join(0.2)
-            if self._fresh.exitcode is None:
-                self._fresh.kill()
-                self._fresh.join()
-            code = self._fresh.exitcode
+        if self._process:
+            try:
+                code = self._process.wait(0.5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                code = self._process.wait()
         else:
             deadline = time.monotonic() + 0.2
             pid = 0
@@ -206,6 +195,101 @@ class _Child:
             code = os.waitstatus_to_exitcode(status)
         self._code = code
         return code
+
+
+class _Watch:
+    """How long a child takes for one step, where a machine that is busy otherwise is no fault of its."""
+
+    def __init__(self, pid: int):
+        self._pid = pid
+        self._began, self._cpu = time.monotonic(), self._used()
+        self._looks = self._runnable = 0
+
+    def is_over(self, limit: float) -> bool:
+        """Whether it has worked for half of `limit` seconds, or slept for all of them, or waits for ever."""
+        self._looks += 1
+        self._runnable += self._is_runnable()
+        waited = time.monotonic() - self._began
+        if waited < limit:
+            return False
+        asleep = self._runnable < self._looks / 3
+        return asleep or self._used() - self._cpu > limit / 2 or waited > 10 * limit
+
+    def _is_runnable(self) -> bool:
+        with contextlib.suppress(OSError, IndexError):
+            for task in os.listdir(f"/proc/{self._pid}/task"):
+                with open(f"/proc/{self._pid}/task/{task}/stat") as stat:
+                    if stat.read().rpartition(")")[2].split()[0] in "RD":
+                        return True
+        return False
+
+    def _used(self) -> float:
+        """Seconds of CPU that it has used."""
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{self._pid}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0
+
+
+def _forked(receiver: Connection, sender: Connection, arguments: tuple[Any, ...]) -> int:
+    """Starts a fork that serves; its id."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        pid = os.fork()
+    if pid == 0:
+        try:
+            receiver.close()
+            worker = threading.Thread(target=_serve, args=(sender, *arguments))
+            worker.start()
+            worker.join()
+        finally:
+            os._exit(0)
+    return pid
+
+
+_BOOTSTRAP = """
+import pickle, sys
+with open(sys.argv[1], "rb") as file:
+    sys.path[:] = pickle.load(file)
+    from identity_conv.testing import isolation
+    isolation._serve_fresh(int(sys.argv[2]), file)
+"""
+
+
+def _fresh(sender: Connection, arguments: tuple[Any, ...]) -> subprocess.Popen[bytes]:
+    """Starts a fresh Python that serves."""
+    with tempfile.NamedTemporaryFile(prefix="identity_conv_check_", delete=False) as file:
+        pickle.dump(sys.path, file)
+        file.write(dumps(arguments))
+    command = [sys.executable, "-c", _BOOTSTRAP, file.name, str(sender.fileno())]
+    return subprocess.Popen(command, pass_fds=(sender.fileno(),))
+
+
+def _serve_fresh(sender: int, payload: IO[bytes]) -> None:
+    """The other side of :func:`_fresh`."""
+    os.unlink(payload.name)
+    try:
+        arguments = pickle.load(payload)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
+    _serve(Connection(sender, readable=False), *arguments)
+    os._exit(0)
+
+
+def dumps(what: Any) -> bytes:
+    """`what` pickled for a fresh process.
+
+    Raises:
+        ValueError: it can't be, as what is a lambda or lives in a script.
+    """
+    try:
+        pickled = pickle.dumps(what)
+    except Exception as error:
+        raise ValueError(str(error)) from error
+    if b"__main__" in pickled:
+        raise ValueError("it is defined in __main__, which a fresh process can't import")
+    return pickled
 
 
 def _serve(

@@ -7,7 +7,8 @@ import ctypes
 import functools
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -57,7 +58,8 @@ class Allocations:
         self._malloc = getattr(ctypes.CDLL(None), "mallopt", None)
 
     @contextlib.contextmanager
-    def active(self, poison: int) -> Iterator[None]:
+    def active(self, poison: int, sizes: Sequence[int]) -> Iterator[None]:
+        """Guards what is allocated; `sizes` say how many bytes each output will have."""
         if self._library:
             self._library.guard_start(poison)
         elif self._malloc:
@@ -76,6 +78,128 @@ class Allocations:
             return None
         where = ctypes.create_string_buffer(128)
         return where.value.decode() if self._library.guard_look(where, ctypes.c_size_t(128)) else None
+
+
+_BLOCK = 512  # bytes, to which torch's CUDA allocator rounds
+
+
+class DeviceAllocations:
+    """What is allocated on CUDA while this is active finds memory filled with a byte, and guarded where that can be.
+
+    The caching allocator gives a block back that was freed just before. So three neighbouring blocks are made and
+    filled, and the middle one is freed for the output.
+    """
+
+    def __init__(self, device: str):
+        self._device = device
+        self._holes: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
+        self._poison = 0
+
+    @contextlib.contextmanager
+    def active(self, poison: int, sizes: Sequence[int]) -> Iterator[None]:
+        """Prepares memory for outputs of these sizes in bytes."""
+        self._holes, self._poison = [], poison
+        for size in sizes:
+            if not 0 < size <= 1 << 19:  # beyond, blocks come from another pool
+                continue
+            rounded = -(-size // _BLOCK) * _BLOCK
+            before, hole, behind = (
+                torch.full((count,), poison, dtype=torch.uint8, device=self._device)
+                for count in (_BLOCK, rounded, _BLOCK)
+            )
+            neighbours = before.data_ptr() + _BLOCK == hole.data_ptr() == behind.data_ptr() - rounded
+            if neighbours:
+                self._holes.append((hole.data_ptr(), size, before, behind))
+            del hole
+        yield
+
+    def look(self) -> str | None:
+        """Where memory beside an output was written: ``4 bytes behind a block of 64 bytes``."""
+        for start, size, before, behind in self._holes:
+            slack = -size % _BLOCK
+            if slack:
+                rest = device_bytes(start + size, slack, self._device)
+                if text := self._first(rest, size, "behind", 0):
+                    return text
+            if text := self._first(behind, size, "behind", slack):
+                return text
+            if bool((before != self._poison).any()):
+                return f"up to {_BLOCK} bytes before a block of {size} bytes"
+        self._holes = []
+        return None
+
+    def _first(self, memory: torch.Tensor, size: int, side: str, further: int) -> str | None:
+        changed = memory != self._poison
+        if not bool(changed.any()):
+            return None
+        return f"{int(changed.to(torch.uint8).argmax()) + further} bytes {side} a block of {size} bytes"
+
+
+def device_bytes(address: int, size: int, device: str) -> torch.Tensor:
+    """A tensor of bytes over memory of a GPU that is there already."""
+
+    class Memory:
+        __cuda_array_interface__ = {  # noqa: RUF012
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+    return torch.as_tensor(Memory(), device=device)
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Properties(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("windows", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
+class _Access(ctypes.Structure):
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+@functools.cache
+def _device_fence(device: int) -> tuple[int, int]:
+    """Address and bytes of memory of a GPU with addresses on both sides where nothing is mapped.
+
+    Raises:
+        OSError: the driver refuses.
+    """
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def call(name: str, *arguments: Any) -> None:
+        if code := getattr(driver, name)(*arguments):
+            raise OSError(f"{name} returned {code}")
+
+    location = _Location(1, device)  # CU_MEM_LOCATION_TYPE_DEVICE
+    properties = _Properties(1, 0, location)  # CU_MEM_ALLOCATION_TYPE_PINNED
+    granule, address, handle = ctypes.c_size_t(), ctypes.c_uint64(), ctypes.c_uint64()
+    call("cuMemGetAllocationGranularity", ctypes.byref(granule), ctypes.byref(properties), 0)
+    size = granule.value
+    zero = ctypes.c_size_t(0)
+    call(
+        "cuMemAddressReserve",
+        ctypes.byref(address),
+        ctypes.c_size_t(3 * size),
+        zero,
+        ctypes.c_uint64(0),
+        ctypes.c_uint64(0),
+    )
+    call("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(properties), ctypes.c_uint64(0))
+    middle = ctypes.c_uint64(address.value + size)
+    call("cuMemMap", middle, ctypes.c_size_t(size), zero, handle, ctypes.c_uint64(0))
+    access = _Access(location, 3)  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    call("cuMemSetAccess", middle, ctypes.c_size_t(size), ctypes.byref(access), ctypes.c_size_t(1))
+    return middle.value, size
 
 
 class Fence:
@@ -103,23 +227,30 @@ def fenced(x: torch.Tensor, *, before: bool) -> torch.Tensor:
     """`x` anew, with nothing readable behind its last (or before its first) cell, same sizes, strides and bits."""
     if x.numel() == 0:
         return x
-    plain = x
-    if x.is_neg():
-        plain = torch._neg_view(plain)
-    if x.is_conj():
-        plain = plain.conj()
     reach = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    storage = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
+    storage = torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
     first = x.storage_offset() * x.element_size()
-    memory = Fence(reach * x.element_size(), before=before).memory
-    assert memory is not None
+    memory = _fenced_bytes(reach * x.element_size(), x.device, before)
     memory.copy_(storage[first : first + reach * x.element_size()])
-    moved = torch.empty(0, dtype=x.dtype).set_(memory.untyped_storage(), _offset(memory, x), x.shape, x.stride())
+    moved = torch.empty(0, dtype=x.dtype, device=x.device).set_(
+        memory.untyped_storage(), _offset(memory, x), x.shape, x.stride()
+    )
     if x.is_conj():
         moved = moved.conj()
     if x.is_neg():
         moved = torch._neg_view(moved)
     return moved
+
+
+def _fenced_bytes(size: int, device: torch.device, before: bool) -> torch.Tensor:
+    if device.type == "cpu":
+        memory = Fence(size, before=before).memory
+        assert memory is not None
+        return memory
+    start, room = _device_fence(device.index or 0)
+    if size > room:
+        raise ValueError(f"a fence on a GPU has room for {room} bytes, not for {size}")
+    return device_bytes(start if before else start + room - size, size, str(device))
 
 
 def _offset(memory: torch.Tensor, x: torch.Tensor) -> int:

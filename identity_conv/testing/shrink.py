@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,9 +52,9 @@ def _simpler(call: Call) -> Iterator[Call]:
         for each in _simpler_plans(plans[0]):
             # Shapes that must agree shrink together.
             if each.shape != plans[0].shape and all(plan.shape == plans[0].shape for plan in plans):
-                changed = _try(lambda each=each: [_reshaped(plan, each.shape) for plan in plans])
+                changed = _try(lambda: [_reshaped(plan, each.shape) for plan in plans])  # noqa: B023
             elif each.dtype != plans[0].dtype:
-                changed = _try(lambda each=each: [_typed(plan, each.dtype) for plan in plans])
+                changed = _try(lambda: [_typed(plan, each.dtype) for plan in plans])  # noqa: B023
             else:
                 continue
             if changed is not None:
@@ -65,7 +66,7 @@ def _simpler(call: Call) -> Iterator[Call]:
 
 def _simpler_plans(plan: TensorPlan) -> Iterator[TensorPlan]:
     for fields in _changes(plan):
-        candidate = _try(lambda fields=fields: dataclasses.replace(plan, **fields))
+        candidate = _try(functools.partial(dataclasses.replace, plan, **fields))
         if candidate is not None and candidate != plan:
             yield candidate
 

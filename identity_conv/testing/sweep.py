@@ -43,9 +43,10 @@ def modes(dtypes: Sequence[torch.dtype]) -> Iterator[TensorPlan]:
     """Tensors as autograd may see them."""
     for dtype in dtypes:
         floating = dtype.is_floating_point or dtype.is_complex
+        fields: dict[str, Any]
         for grad in ("leaf", "nonleaf", "inference") if floating and dtype.itemsize > 1 else ("inference",):
             for fields in ({}, {"permutation": (1, 0)}, {"padding": (0, 2)}):
-                yield TensorPlan((3, 4), dtype, grad=grad, **fields)
+                yield from _plan((3, 4), dtype, {**fields, "grad": grad})
             yield TensorPlan((), dtype, grad=grad)
             yield TensorPlan((0, 2), dtype, grad=grad)
         for fields in ({"conj": True}, {"neg": True}, {"conj": True, "neg": True}):
@@ -204,6 +205,27 @@ def sizes(dtypes: Sequence[torch.dtype], *, full: bool) -> Iterator[TensorPlan]:
                 yield from _plan(shape, dtype, {"permutation": tuple(reversed(range(len(shape))))})
     if full:
         yield TensorPlan(((1 << 24) + 5,), torch.uint8 if torch.uint8 in dtypes else dtypes[0])
+
+
+def grids(dtypes: Sequence[torch.dtype]) -> Iterator[TensorPlan]:
+    """Shapes for which a grid of blocks gets near a limit, whichever dimension it is laid over."""
+    for dtype in dtypes:
+        for shape in (
+            ((1 << 20) + 3, 3),
+            (3, (1 << 20) + 3),
+            ((1 << 17) + 1, 17),
+            (2, 65_537, 3),
+            (65_537, 2, 3),
+            (2, 3, 65_537),
+            (65_536, 64),
+            ((1 << 25) + 1,),
+        ):
+            yield TensorPlan(shape, dtype)
+            for fields in (
+                {"padding": (0,) * (len(shape) - 1) + (1,)},
+                {"permutation": tuple(reversed(range(len(shape))))},
+            ):
+                yield from _plan(shape, dtype, fields)
 
 
 def _plan(shape: tuple[int, ...], dtype: torch.dtype, fields: dict[str, Any]) -> Iterator[TensorPlan]:

@@ -80,7 +80,7 @@ def fakes(bench: Bench, start: int) -> None:
         bench.about_to(call, 30.0)
         for elsewhere in (False, True):
             mode = FakeTensorMode(allow_non_fake_inputs=False)
-            given = [mode.from_tensor(each) for each in tensors_in((args, kwargs))]
+            given: list[torch.Tensor] = [mode.from_tensor(each) for each in tensors_in((args, kwargs))]
             device = torch.device(bench.device)
             if elsewhere:
                 if bench.device != "cpu" or bench.index > 8:
@@ -178,13 +178,13 @@ def _symbolic(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[set
     """Which input sizes a call fixes, the sizes that come out, and whether all of those are plain numbers."""
     environment = ShapeEnv()
     mode = FakeTensorMode(shape_env=environment)
-    given = []
+    given: list[torch.Tensor] = []
     for each in tensors_in((args, kwargs)):
-        dynamic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * each.dim())
+        dynamic: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * each.dim())
         given.append(mode.from_tensor(each, symbolic_context=dynamic))
     # Tensors of one shape get symbols of their own: nothing is asked of how they agree.
     symbols = {
-        str(size.node.expr): f"dimension {dim}"
+        str(_node(size).expr): f"dimension {dim}"
         for each in given[:1]
         for dim, size in enumerate(each.shape)
         if isinstance(size, torch.SymInt)
@@ -203,8 +203,12 @@ def _symbolic(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[set
     return fixed, sizes, concrete and bool(symbols)
 
 
+def _node(size: Any) -> Any:
+    return size.node
+
+
 def _simplified(environment: ShapeEnv, size: Any) -> str:
-    return str(environment.simplify(size.node.expr)) if isinstance(size, torch.SymInt) else str(size)
+    return str(environment.simplify(_node(size).expr)) if isinstance(size, torch.SymInt) else str(size)
 
 
 @stage("opcheck", quick=False)
@@ -325,7 +329,7 @@ def compiled(bench: Bench, start: int) -> None:
                     continue
                 gradients = []
                 for outputs, inputs in ((found, tensors), (eager, others)):
-                    total = sum((each * each).sum() for each in outputs if each.requires_grad)
+                    total = torch.stack([(each * each).sum() for each in outputs if each.requires_grad]).sum()
                     try:
                         gradients.append(torch.autograd.grad(total, inputs, allow_unused=True))
                     except Exception as error:
