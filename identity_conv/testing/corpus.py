@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -65,6 +66,7 @@ def plans(
         grads: how autograd sees the tensors, in turn.
     """
     turn = itertools.cycle(grads)
+    turns: Counter[torch.dtype] = Counter()
     for round_ in range(len(dtypes)):
         for index, place in enumerate(_PLACES):
             fitting = [dtype for dtype in dtypes if _fits(place, dtype)]
@@ -74,9 +76,11 @@ def plans(
             plan = _placed(place, dtype, seed=len(_PLACES) * round_ + index)
             if not set(plan.kinds) & {*draws.LAYOUTS} <= set(kinds):
                 continue
-            if special and plan.numbers and (index + round_) % 3 == 0:
-                names = list(values.specials(dtype))
-                cells = {at % plan.numbers: names[(round_ + at) % len(names)] for at in (0, 1, 2, -2, -1)}
+            if special and plan.numbers and index % 3 == round_ % 3:
+                names, begin = draws.special_names(plan), turns[dtype]
+                places = dict.fromkeys(at % plan.numbers for at in (0, 1, 2, -2, -1))
+                cells = {at: names[(begin + number) % len(names)] for number, at in enumerate(places)}
+                turns[dtype] += len(cells)
                 plan = dataclasses.replace(plan, cells=tuple(cells.items()))
             grad = next(turn)
             if grad in ("leaf", "nonleaf") and not (dtype.is_floating_point or dtype.is_complex):

@@ -31,7 +31,7 @@ _SIZES = (1, 2, 3, 4, 5, 7, 8, 1, 9, 16, 17, 32, 33, 64)
 # Whether to go on. A choice before each piece, in place of their number before all, lets a shrinker cut a piece out.
 # For the same reason a piece makes the same number of choices whatever was chosen before, from ranges that don't
 # depend on it: what follows a piece that goes must keep its meaning.
-_RARELY, _OFTEN, _MOSTLY = (False, False, True), (False, True, True), (False, *(True,) * 7)
+_RARELY, _OFTEN, _MOSTLY = (False, False, True), (False, True, True), (False, *(True,) * 11)
 
 
 class Source(Protocol):
@@ -111,12 +111,14 @@ def layout(
     fields: dict[str, Any] = {}
     done: list[str] = []
     kinds = [*kinds, *(kind for kind in _SELDOM_POSSIBLE if kind in kinds)]
-    while kinds and len(done) < 4 and source.pick(_OFTEN if fields else _MOSTLY):
-        kind = source.pick(kinds)
-        possible, fields_of = _LAYOUT[kind]
-        if possible(sizes, dtype) and all(_go_together(kind, other, dtype) for other in done):
-            fields.update(fields_of(source, sizes, dtype))
-        done.append(kind)
+    while kinds and len(done) < 4 and source.pick(_OFTEN if done else _MOSTLY):
+        at = source.integer(0, len(kinds) - 1)
+        # The one drawn, or else the next one that this tensor can have: so a draw is seldom lost, and means the same
+        # whatever was drawn before.
+        kind = next((kind for kind in kinds[at:] + kinds[:at] if _LAYOUT[kind][0](sizes, dtype)), None)
+        if kind is not None and all(_go_together(kind, other, dtype) for other in done):
+            fields.update(_LAYOUT[kind][1](source, sizes, dtype))
+            done.append(kind)
     return fields
 
 
@@ -218,16 +220,26 @@ _LAYOUT: dict[str, tuple[Callable[..., bool], Callable[..., dict[str, Any]]]] = 
 }
 
 
-def cells(source: Source, count: int, dtype: torch.dtype) -> tuple[tuple[int, str], ...]:
-    """Up to three special values among `count` numbers, at the edges or anywhere."""
-    names = list(values.specials(dtype))
+def cells(source: Source, drawn: TensorPlan) -> tuple[tuple[int, str], ...]:
+    """Up to four special values of a plan, at the edges or anywhere."""
+    names, count = special_names(drawn), drawn.numbers
     found: dict[int, str] = {}
-    while len(found) < 3 and source.pick((False, True)):
+    while len(found) < 4 and source.pick(_OFTEN):
         where, anywhere, name = source.pick((0, -1, None)), source.integer(0, 9999), source.pick(names)
         if not count:
             return ()
         found[anywhere % count if where is None else where] = name
     return tuple(found.items())
+
+
+def special_names(drawn: TensorPlan) -> list[str]:
+    """The special values that a plan can have and torch can read.
+
+    Through the conjugate or negative bit torch reads a NaN by arithmetic, which keeps neither its sign
+    nor its payload in every dtype.
+    """
+    lost = ("-nan", "payload", "snan") if drawn.conj or drawn.neg else ()
+    return [name for name in values.specials(drawn.dtype) if name not in lost]
 
 
 def plan(
@@ -246,7 +258,7 @@ def plan(
     placed = layout(source, sizes, dtype, kinds) if fields is None else fields
     grad = source.pick(grads) if len(grads) > 1 else grads[0]
     drawn = TensorPlan(sizes, dtype, **placed, seed=source.integer(0, 1000), grad=grad)
-    found = cells(source, drawn.numbers, dtype) if special else ()
+    found = cells(source, drawn) if special else ()
     return dataclasses.replace(drawn, cells=found) if found else drawn
 
 

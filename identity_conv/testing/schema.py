@@ -72,7 +72,7 @@ def schema_of(op: Operator) -> torch.FunctionSchema:
     name = f"python::{getattr(op, '__name__', type(op).__name__).strip('<>')}"
     try:
         return torch._C.parse_schema(name + torch.library.infer_schema(op, mutates_args="unknown"))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, AttributeError):
         parameters = _parameters(op)
     if parameters is None:
         raise ValueError(f"op must have a signature that can be read, or give inputs; {op!r} has none")
