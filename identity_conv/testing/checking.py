@@ -48,9 +48,8 @@ def check_op(
             Python callable.
         reference: a callable of the same arguments, such as ``torch.clone``; arguments that it lacks stay at
             their default.
-        inputs: None draws every argument from the schema. A mapping of argument names gives a value, a list of
-            values to choose from, or a hypothesis strategy for some of them; a list of ``Call`` is all that is
-            looked at.
+        inputs: None draws every argument from the schema. A mapping of argument names gives a value or a
+            hypothesis strategy for some of them; a list of ``Call`` is all that is looked at.
         dtypes: of the tensors; by default all that the reference takes.
         compare: how values are compared: ``exact()`` (the default), ``ulp(n)``, ``close(...)``.
         devices: such as ``["cpu"]``; by default all present for which the operator has a kernel.
@@ -89,6 +88,8 @@ def check(
     """What check_op and check_class have in common; `kind` is "op" or "class"."""
     skip = dict(skip or {})
     _check_arguments(subject, devices, skip, tier, compare)
+    if "grad" in skip:  # without a first derivative there is nothing to see in these
+        skip = {**dict.fromkeys(("second_order", "forward_ad", "func"), f"grad is skipped: {skip['grad']}"), **skip}
     chosen = list(devices) if devices is not None else list(subject.device_types)
     if not chosen:
         raise ValueError(f"check_{kind}: {subject.name} has no kernel for a device of this machine")
@@ -349,21 +350,18 @@ def suppliers(inputs: Any) -> dict[str, Callable[[], Any]]:
 
 
 class _Supplier:
-    """Gives values for one argument: a fixed one, those of a list in turn, or a strategy's dullest."""
+    """Gives values for one argument: a fixed one, or where a strategy was given its dullest."""
 
-    def __init__(self, value: Any):
-        self.value = value
-        self._turn = 0
-        if type(value).__module__.startswith("hypothesis"):
+    def __init__(self, given: Any):
+        self.given = given
+        self._value = given
+        if type(given).__module__.startswith("hypothesis"):
             from hypothesis import find
 
-            self.value = find(value, lambda _: True)
+            self._value = find(given, lambda _: True)
 
     def __call__(self) -> Any:
-        if not isinstance(self.value, list):
-            return self.value
-        self._turn += 1
-        return self.value[self._turn % len(self.value)]
+        return self._value
 
 
 def _given_calls(inputs: Any) -> tuple[Call, ...] | None:

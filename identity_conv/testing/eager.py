@@ -102,6 +102,7 @@ def _by_hypothesis(bench: Bench, count: int, drawing: dict[str, Any]) -> None:
 
     from . import strategies
 
+    drawing["given"] = {name: supplier.given for name, supplier in bench.subject.given.items()}
     calls = strategies.calls(bench.subject.binding, max_numel=1024, **drawing)
     profile = hypothesis.settings(
         max_examples=count,
@@ -182,6 +183,8 @@ def difference(bench: Bench, actual: Any, expected: Any) -> str | None:
 def surroundings(bench: Bench, start: int) -> None:
     """The values under no_grad, inference mode, autocast, another default dtype, deterministic algorithms."""
     device = bench.device
+    if bench.subject.writes:
+        return
 
     @contextlib.contextmanager
     def default_dtype() -> Iterator[None]:
@@ -406,6 +409,8 @@ def _within_a_call(bench: Bench) -> None:
                 continue
             for count in (1, 2, 3, 4, 7) if bench.full else (1, 4):
                 torch.set_num_threads(count)
+                # The reference may sum in another order too.
+                expected = right(bench, *call.build(bench.device))
                 for _ in range(20 if bench.full else 3):
                     bench.about_to(call)
                     if bench.subject.writes:

@@ -241,7 +241,10 @@ class Bench:
     def _written(self, call: Call) -> Any:
         """What the reference gives on inputs of its own, which it may write into."""
         args, kwargs = call.build(self.device)
-        return self.expected(args, kwargs)
+        try:
+            return self.subject.expect(args, kwargs)
+        except Exception as error:
+            raise Refused(str(error)) from error
 
     def expected(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The reference's result, in memory of its own.

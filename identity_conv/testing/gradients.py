@@ -408,13 +408,11 @@ def transforms(bench: Bench, start: int) -> None:
         try:
             found = look(subject.run)
         except Exception as error:
-            bench.tell(f"func.{name}: refused by torch: {describe(error)[:160]}")
+            bench.tell(f"{name}: refused by torch: {describe(error)[:160]}")
             continue
         if text := _compared([found], [expected], f"func.{name}"):
             if name in forward and subject.autograd_in_python:
-                bench.tell(
-                    f"func.{name}: torch has no forward mode for gradients registered from Python; it gives zeros"
-                )
+                bench.tell(f"{name}: torch has no forward mode for gradients registered from Python; it gives zeros")
                 continue
             bench.violate("func", text, call)
             return

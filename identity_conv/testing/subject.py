@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -60,20 +61,38 @@ class Subject:
         return self.reference(*args, **kwargs)
 
     def call(self, plan: TensorPlan) -> Call:
-        """The call with `plan` for every Tensor that must be given, and the dullest values for the rest."""
-        plans = iter(TensorPlan(**{**_fields(plan), "seed": plan.seed + index}) for index in range(64))
+        """The call with `plan` for every Tensor that must be given, and the dullest values that serve for the rest."""
+        return self._call(plan, self._source())
+
+    def _call(self, plan: TensorPlan, source: draws.Source) -> Call:
+        fields = {name: getattr(plan, name) for name in TensorPlan.__dataclass_fields__ if name != "_"}
+        plans = (TensorPlan(**{**fields, "seed": plan.seed + index}) for index in itertools.count())
 
         def value(argument: Any) -> Any:
             if argument.name in self.given:
                 return self.given[argument.name]()
-            if argument.has_default_value():
+            if argument.has_default_value() and isinstance(source, Dull):
                 return argument.default_value
-            return schema.value(Dull(), argument.real_type, lambda: next(plans), length=argument.N)
+            return schema.value(source, argument.real_type, lambda: next(plans), length=argument.N)
 
         return Call(
             tuple(value(argument) for argument in self.binding.positional),
             {argument.name: value(argument) for argument in self.binding.keyword},
         )
+
+    @functools.cached_property
+    def _source(self) -> Callable[[], draws.Source]:
+        """Gives the choices for what isn't a Tensor: the dullest, or the first that the reference takes."""
+        sources: list[Callable[[], draws.Source]] = [Dull]
+        sources += [functools.partial(draws.RandomSource, seed) for seed in range(40)]
+        for source in sources:
+            args, kwargs = self._call(TensorPlan((3,)), source()).build()
+            try:
+                self.expect(args, kwargs)
+            except Exception:
+                continue
+            return source
+        return Dull
 
     @property
     def writes(self) -> bool:
@@ -182,10 +201,6 @@ def _unary(function: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
     unary.__name__ = getattr(function, "__name__", "function")
     return unary
-
-
-def _fields(plan: TensorPlan) -> dict[str, Any]:
-    return {name: getattr(plan, name) for name in TensorPlan.__dataclass_fields__ if name != "_"}
 
 
 def _entry_of(function: Any) -> Any:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import io
+import subprocess
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -121,7 +124,7 @@ def _elsewhere(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
 
 
-def _filled(args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, Any]:
+def _filled(args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any, Any]:
     rest = iter(tensors)
     return torch.utils._pytree.tree_map(
         lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
@@ -180,9 +183,9 @@ def _symbolic(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[set
     mode = FakeTensorMode(shape_env=environment)
     given: list[torch.Tensor] = []
     for each in tensors_in((args, kwargs)):
-        dynamic: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * each.dim())
+        # Equal sizes get one symbol (DUCK): they are unequal within a tensor, and agree between tensors.
+        dynamic: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * each.dim())
         given.append(mode.from_tensor(each, symbolic_context=dynamic))
-    # Tensors of one shape get symbols of their own: nothing is asked of how they agree.
     symbols = {
         str(_node(size).expr): f"dimension {dim}"
         for each in given[:1]
@@ -357,6 +360,17 @@ def _results_differ(bench: Bench, found: list[torch.Tensor], eager: list[torch.T
     return None
 
 
+class _Module(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, inner: Callable[..., Any]) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.inner(*tensors)
+
+
 @stage("export", quick=False)
 def exported(bench: Bench, start: int) -> None:
     """torch.export with free sizes; the program, and the same one from its file, on other sizes and layouts."""
@@ -375,18 +389,10 @@ def exported(bench: Bench, start: int) -> None:
     tensors = [plan.build(bench.device) for plan in call.plans]
     function, reference = _wrapped(subject, call)
 
-    class Module(torch.nn.Module):
-        def __init__(self, inner: Callable[..., Any]) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, *tensors: torch.Tensor) -> Any:
-            return self.inner(*tensors)
-
     def export(inner: Callable[..., Any]) -> Any:
         auto = tuple(dict.fromkeys(range(each.dim()), torch.export.Dim.AUTO) for each in tensors)
         return torch.export.export(
-            Module(inner), tuple(tensors), dynamic_shapes=(auto,) if free else None, strict=False
+            _Module(inner), tuple(tensors), dynamic_shapes=(auto,) if free else None, strict=False
         )
 
     try:
@@ -421,3 +427,103 @@ def exported(bench: Bench, start: int) -> None:
                 if text := _results_differ(bench, found, tensors_in(function(*given))):
                     bench.violate("export", f"{which}: {text}", other)
                     return
+
+
+@stage("aoti", tiers=("aoti",))
+def packaged(bench: Bench, start: int) -> None:
+    """One package with free sizes, fed many tensors, in Python and in the program without Python."""
+    subject = bench.subject
+    if subject.writes or bench.settings.given_calls is not None:
+        return
+    from .. import package, targets
+
+    torch._inductor.config.compile_threads = 1
+    dtype = torch.float32 if torch.float32 in bench.settings.dtypes else bench.settings.dtypes[0]
+    call = subject.call(TensorPlan((5, 7), dtype))
+    bench.about_to(call, 600.0)
+    tensors = tuple(plan.build(bench.device) for plan in call.plans)
+    function, _ = _wrapped(subject, call)
+    free = tuple({dim: torch.export.Dim.AUTO for dim in range(2)} for _ in tensors)  # noqa: C420
+    libraries = [argument for library in subject.homes()[0] for argument in ("--library", library)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pt2"
+        try:
+            program = torch.export.export(_Module(function), tensors, dynamic_shapes=(free,), strict=False)
+            package.compile_package(program, path)
+            loaded = package.load_package(path)
+        except Exception as error:
+            bench.violate("aoti", f"no package is made: {describe(error)}", call)
+            return
+        runner = targets.program().build()
+        fields: tuple[dict[str, Any], ...] = (
+            {},
+            {"permutation": (1, 0)},
+            {"padding": (0, 3)},
+            {"step": (2, 1)},
+            {"offset": 1},
+        )
+        plans = [
+            TensorPlan(shape, dtype, **each) for shape in ((5, 7), (2, 3), (64, 33), (300, 517)) for each in fields
+        ]
+        for index, plan in enumerate(plans):
+            other = subject.call(plan)
+            bench.about_to(other, 120.0)
+            given = [each.build(bench.device) for each in other.plans]
+            eager = tensors_in(function(*given))
+            if text := _results_differ(bench, tensors_in(loaded(*given)), eager):
+                bench.violate("aoti", f"the package in Python: {text}", other)
+                return
+            if index % len(fields) or len(given) != 1 or len(eager) != 1:
+                continue
+            x, y = Path(folder) / "x.pt", Path(folder) / "y.pt"
+            torch.save(given[0].cpu(), x)
+            command: list[Any] = [runner, path, *libraries, "--input", x, "--output", y]
+            done = subprocess.run(command, capture_output=True, text=True, env={}, check=False, timeout=100)
+            if done.returncode:
+                bench.violate(
+                    "aoti",
+                    f"the program without Python: {(done.stderr.strip().splitlines() or ['no text'])[-1]}",
+                    other,
+                )
+                return
+            if text := _results_differ(bench, [torch.load(y)], [eager[0].cpu()]):
+                bench.violate("aoti", f"the program without Python: {text}", other)
+                return
+
+
+@stage("dtensor", tiers=("dtensor",))
+def distributed(bench: Bench, start: int) -> None:
+    """Replicated and sharded inputs, on a mesh of this process alone."""
+    from torch import distributed as dist
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    dtype = torch.float32 if torch.float32 in bench.settings.dtypes else bench.settings.dtypes[0]
+    subject, type_ = bench.subject, torch.device(bench.device).type
+    calls = bench.settings.given_calls or [
+        subject.call(TensorPlan((4, 6), dtype)),
+        subject.call(TensorPlan((4, 6), dtype, permutation=(1, 0))),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        bench.about_to(None, 60.0)
+        dist.init_process_group(
+            "gloo" if type_ == "cpu" else "nccl", init_method=f"file://{folder}/store", rank=0, world_size=1
+        )
+        try:
+            mesh = dist.init_device_mesh(type_, (1,))
+            for call in calls:
+                args, kwargs = call.build(bench.device)
+                expected = tensors_in(subject.run(args, kwargs))
+                for placement in (Replicate(), Shard(0)):
+                    bench.about_to(call, 60.0)
+                    spread = [distribute_tensor(each, mesh, [placement]) for each in tensors_in((args, kwargs))]
+                    try:
+                        outputs = tensors_in(subject.run(*_filled(args, kwargs, spread)))
+                    except Exception as error:
+                        bench.tell(f"{placement}: refused by torch: {describe(error)[:160]}")
+                        continue
+                    found = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in outputs]
+                    if text := _results_differ(bench, found, expected):
+                        bench.violate("dtensor", f"{placement}: {text}", call)
+                        return
+        finally:
+            dist.destroy_process_group()
