@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import FrameType
 
+    from . import testing
     from .building import CompileError
     from .diagnosis import doctor
     from .extension import Extension
@@ -56,10 +57,13 @@ __all__ = [
     "export",
     "identity_conv",
     "load_package",
+    "testing",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "testing":
+        return importlib.import_module(".testing", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

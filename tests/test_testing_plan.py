@@ -43,6 +43,15 @@ def assert_same_tensor(x: torch.Tensor, y: torch.Tensor) -> None:
     assert storage_bytes(x) == storage_bytes(y)
 
 
+def assert_has_the_values_of_its_seed(plan: TensorPlan, device: str) -> None:
+    cells = TensorPlan(plan._core[0], plan.dtype, seed=plan.seed, cells=plan.cells).build(device)
+    if plan.windows:
+        count, length = plan._order[-2:]
+        cells = cells.unfold(count, plan.shape[length], plan.windows)
+        cells = cells.movedim(-1, length)
+    assert cell_bytes(plan.build(device)) == cell_bytes(cells.expand(plan.shape))
+
+
 class TestBuilding:
     @given(plan=any_plan)
     def test_the_tensor_is_what_the_plan_says(self, device: str, plan: TensorPlan) -> None:
@@ -64,12 +73,11 @@ class TestBuilding:
 
     @given(plan=any_plan)
     def test_values_are_the_same_in_every_layout(self, device: str, plan: TensorPlan) -> None:
-        cells = TensorPlan(plan._core[0], plan.dtype, seed=plan.seed, cells=plan.cells).build(device)
-        if plan.windows:
-            count, length = plan._order[-2:]
-            cells = cells.unfold(count, plan.shape[length], plan.windows)
-            cells = cells.movedim(-1, length)
-        assert cell_bytes(plan.build(device)) == cell_bytes(cells.expand(plan.shape))
+        assert_has_the_values_of_its_seed(plan, device)
+
+    def test_values_are_the_same_in_every_place_of_the_corpus(self, device: str) -> None:
+        for plan in corpus.plans():
+            assert_has_the_values_of_its_seed(plan, device)
 
     @given(plan=any_plan)
     def test_repr_is_the_constructor(self, plan: TensorPlan) -> None:
@@ -340,6 +348,12 @@ class TestPrograms:
         exec(plan.to_code("python"), names)
         assert_same_tensor(names["x"], plan.build())
 
+    def test_python_makes_every_tensor_of_the_corpus(self) -> None:
+        for plan in corpus.plans(grads=("none", "leaf", "nonleaf", "inference")):
+            names: dict = {}
+            exec(plan.to_code("python"), names)
+            assert_same_tensor(names["x"], plan.build())
+
     def test_python_of_a_call_runs_in_a_process_of_its_own(self, tmp_path: Path) -> None:
         call = Call((TensorPlan((3, 40), step=(1, 2), cells=((0, "inf"),)), TensorPlan((40,))), {"alpha": -math.inf})
         program = tmp_path / "program.py"
@@ -460,6 +474,13 @@ class TestImport:
         )
         assert found.returncode == 0, found.stderr
         assert found.stdout.startswith("tensor([1., 1.]) ScriptObject")
+
+    def test_it_is_a_name_of_the_package(self) -> None:
+        found = run_python(
+            "-c",
+            "import identity_conv\nprint(identity_conv.testing.TensorPlan((2,)))",
+        )
+        assert found.stdout == "TensorPlan((2,), torch.float32)\n", found.stderr
 
     def test_hypothesis_is_optional(self) -> None:
         found = run_python(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from identity_conv import testing
+from identity_conv import Extension, testing
 from identity_conv.testing import Call, Context, SharedStorage, State, TensorPlan, corpus, draws, schema, values
 
 IDENTITY = "my_ops::identity_conv_op"
@@ -210,6 +211,16 @@ class TestArguments:
     @given(state=testing.states(torch.classes.my_ops.IdentityConvClass))
     def test_states_are_those_that_the_constructor_takes(self, state: State) -> None:
         assert state.build().__obj_flatten__() == (("channels", state.fields["channels"]),)
+
+    def test_a_field_may_be_a_tensor(self) -> None:
+        extension = Extension("test_affine", [Path(__file__).parent / "extensions" / "affine.cpp"]).load()
+        found = sample(testing.states(extension.classes.Affine), 30)
+        assert {type(state.fields["weight"]) for state in found} == {TensorPlan}
+        for state in found:
+            fields = dict(state.build().__obj_flatten__())
+            assert fields["weight"].stride() == state.fields["weight"].strides
+            assert fields["shift"] == state.fields["shift"]
+        assert min(state.fields["shift"] for state in found) < 0
 
     def test_a_field_may_be_given(self) -> None:
         given_one = testing.states("my_ops.IdentityConvClass", channels=st.sampled_from([7, 9]))
