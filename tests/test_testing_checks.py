@@ -311,6 +311,28 @@ class TestIsolation:
         assert self.run([0], perform, limit=20.0) == [(0, float(1 << 21))]
 
 
+@pytest.fixture(scope="module")
+def wrong_on_cuda():
+    """The wrong operators of tests/extensions/wrong_kernels_cuda.cpp."""
+    sources = [EXTENSIONS / "wrong_kernels_cuda.cpp", EXTENSIONS / "wrong_kernels.cu"]
+    return identity_conv.Extension("test_wrong_cuda", sources).load().ops
+
+
+CAUGHT_ON_CUDA = {
+    "default_stream": {"stream"},
+    "synchronises": {"no_sync"},
+    "unaligned": {"values", "layout", "sizes"},
+    "grid": {"sizes", "accepts"},
+    "unseen": {"launch_errors"},
+    "writes_beyond": {"bounds"},
+    "reads_beyond": {"bounds"},
+    "scratch": {"two_streams"},
+    "leak": {"leak"},
+}
+
+NO_GRADIENT = dict.fromkeys(("grad", "vmap", "compile", "opcheck"), "it has no gradient")
+
+
 @pytest.mark.gpu
 class TestOnCuda:
     @pytest.mark.parametrize("kind", ["aten.clone", "aten.neg by name", "the identity", "torch.library.custom_op"])
@@ -318,3 +340,11 @@ class TestOnCuda:
         op, reference = RIGHT[kind]
         report = check_op(op(), reference, devices=["cuda"], tier="full")
         assert {"stream", "capture", "no_sync"} <= {run.check for run in report.runs if run.cases}
+
+    @pytest.mark.parametrize("name", CAUGHT_ON_CUDA)
+    def test_a_wrong_operator_is_caught_for_what_is_wrong_with_it(self, name: str, wrong_on_cuda) -> None:
+        found = violations(getattr(wrong_on_cuda, name), devices=["cuda"], tier="full", skip=NO_GRADIENT)
+        assert found.keys() & CAUGHT_ON_CUDA[name], found
+
+    def test_a_right_operator_of_the_same_make_passes(self, wrong_on_cuda) -> None:
+        check_op(wrong_on_cuda.right, torch.clone, devices=["cuda"], tier="full", skip=NO_GRADIENT)

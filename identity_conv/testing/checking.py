@@ -21,8 +21,9 @@ from .plan import TensorPlan
 from .registry import CHECKS, STAGES, TIERS, Stage
 from .report import CheckFailure, CheckRun, Report, Violation
 from .shrink import shrink
-from .subject import Subject
+from .subject import Subject, Supplier
 
+_CUDA_LIMIT_S = 20.0  # the first call of each kind loads code
 _DEATHS = 2  # of one stage, after which it is left
 _HANGS = 3  # after which everything is left
 _FRESH_DEATHS = 5  # of fresh processes, which take seconds to start, after which everything is left
@@ -130,6 +131,9 @@ def check(
 def _run(settings: Settings, device: str, kind: str, report: Report) -> None:
     """Runs every stage on one device and enters what it tells into the report."""
     _import_stages()
+    from . import tracing
+
+    tracing.warm_up()
     type_ = torch.device(device).type
     stages = [
         each
@@ -214,6 +218,10 @@ class _Performance:
         name, device, start = task
         _import_stages()
         stage = STAGES[name]
+        if device != "cpu":
+            board.note(limit=120.0)
+            torch.ones(1, device=device).sum().item()  # CUDA starts, which takes seconds
+            board.limit = _CUDA_LIMIT_S
         bench = Bench(self._settings, stage.checks[0], device, board, tell)
         began = time.perf_counter()
         try:
@@ -296,7 +304,6 @@ def _import_stages() -> None:
     """Imports the stages, and what they use: before a fork, so that no child does it again."""
     from . import classes, cuda, eager, gradients, tracing  # noqa: F401
 
-    tracing.warm_up()
     if importlib.util.find_spec("hypothesis") is not None:
         from . import strategies  # noqa: F401
 
@@ -342,26 +349,9 @@ def _refusal(subject: Any) -> str:
     return "nothing"
 
 
-def suppliers(inputs: Any) -> dict[str, Callable[[], Any]]:
+def suppliers(inputs: Any) -> dict[str, Supplier]:
     """Of arguments by name, what gives their values."""
-    if not isinstance(inputs, Mapping):
-        return {}
-    return {name: _Supplier(value) for name, value in inputs.items()}
-
-
-class _Supplier:
-    """Gives values for one argument: a fixed one, or where a strategy was given its dullest."""
-
-    def __init__(self, given: Any):
-        self.given = given
-        self._value = given
-        if type(given).__module__.startswith("hypothesis"):
-            from hypothesis import find
-
-            self._value = find(given, lambda _: True)
-
-    def __call__(self) -> Any:
-        return self._value
+    return {name: Supplier(value) for name, value in inputs.items()} if isinstance(inputs, Mapping) else {}
 
 
 def _given_calls(inputs: Any) -> tuple[Call, ...] | None:

@@ -21,7 +21,7 @@ from .plan import TensorPlan
 from .registry import stage
 from .report import Report
 from .state import State
-from .subject import Dull, Subject, load
+from .subject import Dull, Subject, Supplier, load
 
 
 def check_class(
@@ -75,7 +75,7 @@ class MethodSubject(Subject):
         method: str,
         reference: Callable[..., Any],
         state: Mapping[str, Any] | None,
-        given: Mapping[str, Callable[[], Any]],
+        given: Mapping[str, Supplier],
     ):
         if not callable(reference):
             raise TypeError(f"check_class: reference must be a callable, got {reference!r}")

@@ -159,6 +159,9 @@ def captured(bench: Bench, start: int) -> None:
                 output = bench.subject.run(args, kwargs)
         except Exception as error:
             bench.violate("capture", f"can't be captured: {describe(error)}", call)
+            bench.index = None  # nothing more of this stage
+            bench.about_to(call)
+            bench.end("the capture failed")
             return
         taken = [extent(each) for each in tensors_in((args, kwargs))]
         if any(a < d and c < b for a, b in taken for c, d in map(extent, tensors_in(output)) if d > c):

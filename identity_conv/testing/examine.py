@@ -82,7 +82,7 @@ class Bench:
         self._poison = 0
         self.cases = 0
         self.latest: Call | None = None
-        self.index = 0
+        self.index: int | None = 0  # of the call; where to go on from after a death, None for nowhere
         self.cells: dict[tuple[str, str], int] = {}
         self._allocations: memory.Allocations | memory.DeviceAllocations
         if device == "cpu":
@@ -114,12 +114,17 @@ class Bench:
 
     def end_if_broken(self, error: BaseException) -> None:
         """Ends this process if `error` has left CUDA unusable, as an illegal access does; its parent goes on."""
-        if self.device == "cpu" or "CUDA" not in str(error):
+        if self.device == "cpu" or "CUDA" not in str(error) or not self._board.isolated:
             return
         try:
             torch.cuda.synchronize()
         except RuntimeError as broken:
-            print(describe(broken), file=sys.stderr, flush=True)
+            self.end(describe(broken))
+
+    def end(self, why: str) -> None:
+        """Ends this process, where it is one of its own: what comes next gets a new one."""
+        if self._board.isolated:
+            print(why, file=sys.stderr, flush=True)
             os._exit(1)
 
     # Calls.
@@ -234,7 +239,7 @@ class Bench:
             with torch.no_grad():
                 yield from self._compare(actual, expected, poison)
                 yield from self._untouched(built, before, versions)
-                if where := self._allocations.look():
+                if where := self._allocations.look(tensors_in(actual)):
                     yield Finding("bounds", f"wrote {where} that it allocated")
                 yield from self._alias(actual, inputs)
 

@@ -40,6 +40,7 @@ class Blackboard:
         self._memory = mmap.mmap(file.fileno(), _BLACKBOARD_BYTES)
         self._beats = 0
         self.limit = limit
+        self.isolated = False  # whether the one who writes may end its process
 
     def note(self, what: Any = None, limit: float | None = None) -> None:
         """Says what comes next, before it is done; `limit` in seconds."""
@@ -307,6 +308,7 @@ def _serve(
         os.dup2(log.fileno(), 2)
     with open(board, "r+b") as file:
         blackboard = Blackboard(file, limit)
+        blackboard.isolated = True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.set_num_threads(max(2, torch.get_num_threads()))

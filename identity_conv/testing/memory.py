@@ -72,7 +72,7 @@ class Allocations:
             elif self._malloc:
                 self._malloc(_PERTURB, 0)
 
-    def look(self) -> str | None:
+    def look(self, outputs: Sequence[torch.Tensor]) -> str | None:
         """Where memory beside a block was written since the last look: ``4 bytes behind a block of 64 bytes``."""
         if not self._library:
             return None
@@ -94,6 +94,7 @@ class DeviceAllocations:
         self._device = device
         self._holes: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
         self._poison = 0
+        self._alone = False
 
     @contextlib.contextmanager
     def active(self, poison: int, sizes: Sequence[int]) -> Iterator[None]:
@@ -107,32 +108,37 @@ class DeviceAllocations:
                 torch.full((count,), poison, dtype=torch.uint8, device=self._device)
                 for count in (_BLOCK, rounded, _BLOCK)
             )
-            neighbours = before.data_ptr() + _BLOCK == hole.data_ptr() == behind.data_ptr() - rounded
-            if neighbours:
+            if before.data_ptr() + _BLOCK == hole.data_ptr() == behind.data_ptr() - rounded:
                 self._holes.append((hole.data_ptr(), size, before, behind))
             del hole
+        made = self._made()
         yield
+        # With memory for other things in between, the hole may have held one of them.
+        self._alone = self._made() - made == len(sizes)
 
-    def look(self) -> str | None:
+    def _made(self) -> int:
+        return torch.cuda.memory_stats(self._device).get("allocation.all.allocated", 0)
+
+    def look(self, outputs: Sequence[torch.Tensor]) -> str | None:
         """Where memory beside an output was written: ``4 bytes behind a block of 64 bytes``."""
+        starts = {each.untyped_storage().data_ptr() for each in outputs}
         for start, size, before, behind in self._holes:
             slack = -size % _BLOCK
-            if slack:
-                rest = device_bytes(start + size, slack, self._device)
-                if text := self._first(rest, size, "behind", 0):
+            if slack and self._alone and start in starts:
+                text = self._first(device_bytes(start + size, slack, self._device), size, 0)
+                if text:
                     return text
-            if text := self._first(behind, size, "behind", slack):
+            if text := self._first(behind, size, slack):
                 return text
             if bool((before != self._poison).any()):
                 return f"up to {_BLOCK} bytes before a block of {size} bytes"
-        self._holes = []
         return None
 
-    def _first(self, memory: torch.Tensor, size: int, side: str, further: int) -> str | None:
+    def _first(self, memory: torch.Tensor, size: int, further: int) -> str | None:
         changed = memory != self._poison
         if not bool(changed.any()):
             return None
-        return f"{int(changed.to(torch.uint8).argmax()) + further} bytes {side} a block of {size} bytes"
+        return f"{int(changed.to(torch.uint8).argmax()) + further} bytes behind a block of {size} bytes"
 
 
 def device_bytes(address: int, size: int, device: str) -> torch.Tensor:

@@ -22,6 +22,21 @@ _REGISTERED = (str, torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._l
 _KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
 
+class Supplier:
+    """Gives values for one argument: a fixed one, or where a strategy was given its dullest."""
+
+    def __init__(self, given: Any):
+        self.given = given
+        self._value = given
+        if type(given).__module__.startswith("hypothesis"):
+            from hypothesis import find
+
+            self._value = find(given, lambda _: True)
+
+    def __call__(self) -> Any:
+        return self._value
+
+
 class Subject:
     """An operator or a plain callable, and its reference; both are called alike.
 
@@ -35,7 +50,7 @@ class Subject:
         TypeError: `op` or `reference` is not callable.
     """
 
-    def __init__(self, op: Any, reference: Any, given: Mapping[str, Callable[[], Any]] | None = None):
+    def __init__(self, op: Any, reference: Any, given: Mapping[str, Supplier] | None = None):
         for name, value in (("op", op), ("reference", reference)):
             if not callable(value) and not isinstance(value, str):
                 raise TypeError(f"check_op: {name} must be an operator, its name or a callable, got {value!r}")
