@@ -235,10 +235,10 @@ def cells(source: Source, drawn: TensorPlan) -> tuple[tuple[int, str], ...]:
 def special_names(drawn: TensorPlan) -> list[str]:
     """The special values that a plan can have and torch can read.
 
-    Through the conjugate or negative bit torch reads a NaN by arithmetic, which keeps neither its sign
-    nor its payload in every dtype.
+    Through the conjugate or negative bit torch reads by arithmetic, which loses a NaN's sign and payload
+    in some dtypes, and a zero's sign in some complex ones, here in a vector and there in its tail.
     """
-    lost = ("-nan", "payload", "snan") if drawn.conj or drawn.neg else ()
+    lost = ("nan", "-nan", "payload", "snan", "0", "-0") if drawn.conj or drawn.neg else ()
     return [name for name in values.specials(drawn.dtype) if name not in lost]
 
 
