@@ -157,6 +157,7 @@ def test_a_failure_shows_check_sentence_plan_and_a_program_that_shows_it(wrong) 
         assert part in str(caught.value)
     done = subprocess.run([sys.executable, "-c", violation.reproducer], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    assert '"test_wrong::offset"' in violation.to_cpp()
     result, expected = done.stdout.splitlines()
     assert result.removeprefix("result") != expected.removeprefix("expected")
 
@@ -348,3 +349,38 @@ class TestOnCuda:
 
     def test_a_right_operator_of_the_same_make_passes(self, wrong_on_cuda) -> None:
         check_op(wrong_on_cuda.right, torch.clone, devices=["cuda"], tier="full", skip=NO_GRADIENT)
+
+
+class TestExtensions:
+    """The operators and the class of the other tests' extensions."""
+
+    @staticmethod
+    def load(name: str):
+        return identity_conv.Extension(f"test_{name}", [EXTENSIONS / f"{name}.cpp"]).load()
+
+    def test_scale(self) -> None:
+        ops = self.load("scale").ops
+        floating = [torch.float32, torch.float64, torch.bfloat16]
+        skip = {"grad": "it has no Autograd kernel", "fake": "its Meta kernel is torch's own composition"}
+        check_op(ops.scale, lambda x, shift=None: x * 2 if shift is None else x * 2 + shift, dtypes=floating, skip=skip)
+        check_op(ops.both, lambda x: (x * 2, x * x), dtypes=floating, skip=skip)
+
+    def test_node(self) -> None:
+        skip = {"forward_ad": "its node has none", "func": "its node has no forward mode"}
+        check_op(self.load("node").ops.copy, torch.clone, skip=skip)
+
+    def test_affine(self) -> None:
+        self.load("affine")
+
+        def reference(obj, x: torch.Tensor) -> torch.Tensor:
+            fields = dict(obj.__obj_flatten__())
+            return x * fields["weight"] + fields["shift"]
+
+        check_class(
+            "test_affine.Affine",
+            "forward",
+            reference,
+            state={"weight": TensorPlan((1,)), "shift": 2},
+            dtypes=[torch.float32, torch.float64],
+            compare=close(),
+        )

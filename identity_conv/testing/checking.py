@@ -385,18 +385,23 @@ def _with_reproducer(violation: Violation, settings: Settings) -> Violation:
     after = [f"expected = {reference}({', '.join(given)})"] if reference else ["# expected: what the reference gives"]
     shown = ["result", *(["expected"] if reference else [])]
     after += [f'print("{name}", {name}.dtype, {name}.device, {name}.stride(), {name})' for name in shown]
+    libraries, modules = subject.homes() if not (subject.qualified or "aten::").startswith("aten::") else ([], [])
     try:
         text = reproducer.python(
             call,
             _expression(subject.op) or f"operator  # {subject.name}",
             names=[argument.name for argument in arguments],
             device=violation.device,
-            before=[f"torch.ops.load_library({library!r})" for library in _libraries_of(subject)],
+            before=[
+                *(f"torch.ops.load_library({library!r})" for library in libraries),
+                *(f"import {module}" for module in modules),
+            ],
             after=after,
         )
     except (ValueError, TypeError):  # a value that no program can write
         return violation
-    return replace(violation, reproducer=text)
+    entry = subject.entry if subject.overload is not None else ""
+    return replace(violation, reproducer=text, op=entry, libraries=tuple(libraries))
 
 
 def _described(arguments: Iterable[Any], values: Iterable[Any]) -> list[tuple[str, Any, bool]]:
@@ -405,13 +410,6 @@ def _described(arguments: Iterable[Any], values: Iterable[Any]) -> list[tuple[st
         (getattr(argument, "name", argument), value, isinstance(value, TensorPlan))
         for argument, value in zip(arguments, values, strict=False)
     ]
-
-
-def _libraries_of(subject: Any) -> list[str]:
-    """Libraries that a program must load to have the operator: those that this process loaded with its namespace."""
-    if subject.qualified is None or subject.qualified.startswith("aten::"):
-        return []
-    return subject.homes()[0]
 
 
 def _expression(function: Any) -> str:

@@ -97,6 +97,10 @@ class MethodSubject(Subject):
             raise ValueError(f"check_class: {self.name} has no argument {', '.join(sorted(unknown))}")
 
     @property
+    def qualified(self) -> str | None:
+        return f"{self.state.name.replace('.', '::', 1)}.{self.method}"
+
+    @property
     def writes(self) -> bool:
         return False
 

@@ -52,6 +52,8 @@ def plain(bench: Bench, start: int) -> None:
 @stage("layout", *_OTHERS, of=BOTH)
 def layouts(bench: Bench, start: int) -> None:
     """Every kind of layout, and pairs of them; in full also of large tensors."""
+    if bench.settings.given_calls is not None:
+        return  # `plain` looks at them
     dtypes = _widths(bench)
     if not bench.full:
         bench.look_at(_calls(bench, sweep.layouts(dtypes[:3], full=False), 4), start=start)
@@ -63,6 +65,8 @@ def layouts(bench: Bench, start: int) -> None:
 @stage("sizes", *_OTHERS, of=BOTH)
 def sizes(bench: Bench, start: int) -> None:
     """Empty, 0-d, rank 8, every small length, edges of tiles, long dimensions."""
+    if bench.settings.given_calls is not None:
+        return  # `plain` looks at them
     dtypes = _widths(bench)
     plans = sweep.sizes(dtypes if bench.full else dtypes[:2], full=bench.full)
     if bench.full and bench.device != "cpu":

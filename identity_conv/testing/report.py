@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import html
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -18,6 +23,8 @@ class Violation:
         device: where.
         case: the call that shows it, shrunk: a ``Call``, or None where no single call does.
         reproducer: a stand-alone Python script that shows it, or an empty text.
+        op: the operator as ``namespace::name.overload``, or an empty text.
+        libraries: what holds it, to be loaded first.
     """
 
     check: str
@@ -25,6 +32,46 @@ class Violation:
     device: str = "cpu"
     case: Any = None
     reproducer: str = ""
+    op: str = ""
+    libraries: tuple[str, ...] = ()
+
+    def to_cpp(self) -> str:
+        """A stand-alone C++ program that makes the call; it links to libtorch alone.
+
+        Raises:
+            ValueError: there is no single call of a registered operator to show.
+        """
+        if self.case is None or not self.op:
+            raise ValueError(f"{self.check}: there is no call of a registered operator to write in C++")
+        from . import reproducer
+
+        library = self.libraries[0] if len(self.libraries) == 1 else None
+        return reproducer.cpp(self.case, self.op, library=library, device=self.device)
+
+    def under_sanitizer(self, tool: str = "memcheck") -> str:
+        """What compute-sanitizer says of the reproducer, run in a process of its own without torch's memory cache.
+
+        Args:
+            tool: memcheck, initcheck, racecheck or synccheck.
+
+        Raises:
+            ValueError: there is no reproducer, or it isn't on CUDA.
+            FileNotFoundError: compute-sanitizer isn't installed.
+        """
+        if not self.reproducer or not self.device.startswith("cuda"):
+            raise ValueError(f"{self.check}: there is no reproducer on CUDA to run")
+        from ..toolchain import find_nvcc
+
+        nvcc = find_nvcc()
+        program = shutil.which("compute-sanitizer") or (
+            nvcc and shutil.which("compute-sanitizer", path=str(Path(nvcc).parent))
+        )
+        if not program:
+            raise FileNotFoundError("compute-sanitizer is neither on PATH nor beside nvcc")
+        command = [program, "--tool", tool, sys.executable, "-c", self.reproducer]
+        environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=600)
+        return done.stdout + done.stderr
 
     def __str__(self) -> str:
         lines = [f"{self.check} ({self.device}): {self.sentence}"]

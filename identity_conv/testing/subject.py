@@ -10,6 +10,7 @@ import importlib
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -131,32 +132,40 @@ class Subject:
         if self.overload is None:
             return tuple(present)
         has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
-        return tuple(each for each in present if has(self._entry, _KEYS[each]))
+        return tuple(each for each in present if has(self.entry, _KEYS[each]))
 
     def registers(self, key: str) -> bool:
         """Whether there is a kernel for a dispatch key, itself or by composition."""
         if self.overload is None:
             return True
         has = torch._C._dispatch_has_kernel_for_dispatch_key
-        return has(self._entry, "CompositeImplicitAutograd") or has(self._entry, key)
+        return has(self.entry, "CompositeImplicitAutograd") or has(self.entry, key)
 
     @functools.cached_property
     def autograd_in_python(self) -> bool:
         """Whether its gradient was registered from Python, where torch has no forward mode."""
         if self.overload is None:
             return True
-        lines = torch._C._dispatch_dump(self._entry).splitlines()
+        lines = torch._C._dispatch_dump(self.entry).splitlines()
         return any(line.startswith("Autograd") and ".py:" in line for line in lines)
 
     @property
-    def _entry(self) -> str:
+    def entry(self) -> str:
+        """``namespace::name.overload``, as the dispatcher writes it."""
         assert self.overload is not None
         name, overload = self.overload._schema.name, self.overload._schema.overload_name
         return f"{name}.{overload}" if overload else name
 
     def homes(self) -> tuple[list[str], list[str]]:
         """What a fresh process must load and import to have the operator."""
-        libraries = [str(each) for each in torch.ops.loaded_libraries]
+        from ..loading import namespaces
+
+        space = (self.qualified or "").partition("::")[0]
+        libraries = []
+        for library in map(str, torch.ops.loaded_libraries):
+            registered = namespaces(Path(library))  # of one that others loaded nothing is known
+            if not space or not registered or space in registered:
+                libraries.append(library)
         definition = torch._library.custom_ops.OPDEFS.get(self.qualified or "")
         modules = [definition._init_fn.__module__] if definition is not None else []
         if any("libidentity_conv_ops" in each for each in libraries):
