@@ -151,7 +151,7 @@ def test_a_failure_shows_check_sentence_plan_and_a_program_that_shows_it(wrong) 
         check_op(wrong.offset, torch.clone, skip={"vmap": "told by layout", "func": "told by layout"})
     violation = next(each for each in caught.value.violations if each.check == "layout")
     (plan,) = violation.case.plans
-    assert plan.kinds[0] == "offset"
+    assert "offset" in plan.kinds
     assert plan.numel <= 2
     for part in ("layout (cpu)", violation.sentence, repr(plan), "torch.ops.test_wrong.offset"):
         assert part in str(caught.value)
@@ -257,11 +257,11 @@ class TestComparisons:
 
 
 class TestClasses:
-    @pytest.mark.parametrize(("name", "check"), [("Forgets", "state"), ("Counts", "traced")])
-    def test_a_class_that_loses_its_state_is_caught(self, name: str, check: str, wrong) -> None:
+    @pytest.mark.parametrize("name", ["Forgets", "Counts"])
+    def test_a_class_that_loses_its_state_is_caught(self, name: str, wrong) -> None:
         with pytest.raises(CheckFailure) as caught:
             check_class(getattr(torch.classes.test_wrong, name), "forward", torch.clone)
-        assert check in [violation.check for violation in caught.value.violations]
+        assert "state" in [violation.check for violation in caught.value.violations]
 
     def test_a_right_class_passes(self, wrong) -> None:
         assert not check_class(torch.classes.test_wrong.Kept, "forward", torch.clone).violations

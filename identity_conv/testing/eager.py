@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import draws, memory, schema, sweep
 from .call import Call
@@ -56,9 +57,11 @@ def layouts(bench: Bench, start: int) -> None:
         return  # `plain` looks at them
     dtypes = _widths(bench)
     if not bench.full:
-        bench.look_at(_calls(bench, sweep.layouts(dtypes[:3], full=False), 4), start=start)
+        some = itertools.islice(sweep.layouts(dtypes[:3], full=False), 0, None, 4)
+        bench.look_at(_calls(bench, itertools.chain(sweep.layouts_of_each(bench.settings.dtypes), some)), start=start)
         return
-    plans = itertools.chain(sweep.layouts(dtypes, full=True), sweep.large(dtypes))
+    every = sweep.layouts_of_each(bench.settings.dtypes)
+    plans = itertools.chain(every, sweep.layouts(dtypes, full=True), sweep.large(dtypes))
     bench.look_at(_calls(bench, plans), start=start)
 
 
@@ -278,6 +281,66 @@ def repeated(bench: Bench, start: int) -> None:
             if any(not torch.equal(raw(a), raw(b)) for a, b in zip(now, was, strict=True)):
                 bench.violate("no_memory", "a later call changed the output of an earlier one", call)
                 return
+
+
+def _global_state() -> dict[str, Any]:
+    """What a call could change for everything that runs after it."""
+    tiny = torch.tensor(1e-39)
+    state = {
+        "torch.get_num_threads()": torch.get_num_threads(),
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "torch.is_grad_enabled()": torch.is_grad_enabled(),
+        "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled(),
+        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
+        "whether subnormals are flushed": float(tiny * 1.0) == 0.0,
+        "torch.get_rng_state()": torch.get_rng_state().tolist(),
+    }
+    if torch.cuda.is_initialized():
+        state["torch.cuda.current_device()"] = torch.cuda.current_device()
+    return state
+
+
+@stage("no_memory", of=BOTH)
+def global_state(bench: Bench, start: int) -> None:
+    """What a call leaves behind in torch's own state, where the reference leaves it alone."""
+    for call in _usual(bench, (5,), (1000,), (0,)):
+        bench.about_to(call)
+        args, kwargs = _built(bench, call)
+        states = [_global_state()]
+        if right(bench, args, kwargs) is None:
+            continue
+        states.append(_global_state())
+        bench.subject.run(*_built(bench, call))
+        states.append(_global_state())
+        for name, was in states[0].items():
+            if states[1][name] == was and states[2][name] != was:
+                bench.violate("no_memory", f"a call changed {name}", call)
+                return
+
+
+@stage("leak", of=BOTH)
+def kept_inputs(bench: Bench, start: int) -> None:
+    """Whether an input's memory is free again once nobody but the operator could hold it."""
+    if bench.subject.aliases:
+        return
+    for call in _usual(bench, (5,), (1000,)):
+        bench.about_to(call)
+        args, kwargs = _built(bench, call)
+        if right(bench, args, kwargs) is None:
+            continue
+        with torch.no_grad():
+            output = bench.subject.run(args, kwargs)
+        shared = {each.untyped_storage().data_ptr() for each in tensors_in(output)}
+        held = [
+            StorageWeakRef(each.untyped_storage())
+            for each in tensors_in((args, kwargs))
+            if each.numel() and each.untyped_storage().data_ptr() not in shared
+        ]
+        del args, kwargs, output
+        gc.collect()
+        if any(not each.expired() for each in held):
+            bench.violate("leak", "it keeps its input's memory", call)
+            return
 
 
 @stage("deterministic", of=BOTH)
@@ -596,6 +659,12 @@ def beyond_32_bits(bench: Bench, start: int) -> None:
         return
     if like.shape != sample.shape or like.dtype != dtype:
         return  # not one element for each: nothing to hold it against
+    # Three cells whose distance in memory is what overflows.
+    apart = x.as_strided((3,), (1 << 30,)).view(dtype)
+    if text := bench.compare(subject.run((apart,), {}), subject.expect((apart,), {})):
+        bench.violate("sizes", f"cells {1 << 30} elements of {dtype} apart: {text}")
+        return
+    bench.about_to(f"a {dtype} tensor of {_BILLIONS} elements", 60.0)
     actual = subject.run((x.view(dtype),), {})
     if actual.shape != x.shape or actual.dtype != dtype:
         bench.violate("sizes", f"gave {tuple(actual.shape)} of {actual.dtype} for {_BILLIONS} elements of {dtype}")

@@ -280,9 +280,13 @@ def second_order(bench: Bench, start: int) -> None:
             first = torch.autograd.grad(squares, leaves, incoming, create_graph=True, allow_unused=True)
             total = [each for each in first if each is not None and each.requires_grad]
             if not total:
-                return [None] * (len(leaves) + len(incoming))
+                return [
+                    *(None if each is None else each.detach() for each in first),
+                    *[None] * (len(leaves) + len(incoming)),
+                ]
             weights = [_incoming(each, "permuted") for each in total]
-            return torch.autograd.grad(total, [*leaves, *incoming], weights, allow_unused=True)
+            second = torch.autograd.grad(total, [*leaves, *incoming], weights, allow_unused=True)
+            return [*(None if each is None else each.detach() for each in first), *second]
 
         try:
             expected = twice(bench.subject.expect)

@@ -98,6 +98,19 @@ def layouts(dtypes: Sequence[torch.dtype], *, full: bool) -> Iterator[TensorPlan
                 yield from _plan(shape, dtype, fields)
 
 
+def layouts_of_each(dtypes: Sequence[torch.dtype]) -> Iterator[TensorPlan]:
+    """A few layouts in every dtype, whatever its width."""
+    for dtype in dtypes:
+        for shape, fields in (
+            ((5, 6), {"permutation": (1, 0)}),
+            ((5, 6), {"padding": (0, 2), "offset": 1}),
+            ((5, 6), {"step": (1, 2)}),
+            ((5, 6), {"expand": (0,)}),
+            ((40,), {"misalignment": dtype.itemsize}),
+        ):
+            yield from _plan(shape, dtype, fields)
+
+
 def _single(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[dict[str, Any]]:
     """The fields of one kind of layout each."""
     rank = len(shape)
@@ -186,6 +199,21 @@ def sizes(dtypes: Sequence[torch.dtype], *, full: bool) -> Iterator[TensorPlan]:
             yield TensorPlan((2, rows, columns), dtype)
             yield TensorPlan((1, rows, 3, columns), dtype)
             yield TensorPlan((rows, 1, columns), dtype)
+    for dtype in dtypes[:3] if full else ():
+        for shape in (
+            (5, 129),
+            (5, 1000),
+            (1000, 5),
+            (257, 3),
+            (3, 2049),
+            (33, 1025),
+            (16, 512),
+            (4, 4, 300),
+            (300, 4, 4),
+        ):
+            yield TensorPlan(shape, dtype)
+            yield from _plan(shape, dtype, {"padding": (0,) * (len(shape) - 1) + (1,)})
+            yield from _plan(shape, dtype, {"permutation": tuple(reversed(range(len(shape))))})
     for dtype in dtypes if full else dtypes[:1]:
         for shape in ((65_535,), (65_536,), (65_537,), (100_003,)):
             yield TensorPlan(shape, dtype)
