@@ -177,7 +177,7 @@ def _run(settings: Settings, device: str, kind: str, report: Report) -> None:
             if what.hung:
                 hangs += 1
             known = {check for check, run in runs.items() if run.violations}
-            violation, index = _of_death(settings, stage, device, what, known)
+            violation, index = _of_death(settings, stage, device, how, what, known)
             if violation.check not in {*settings.skip, *known}:
                 run_of(violation.check).violations.append(violation)
             if hangs == _HANGS or (how == "spawn" and sum(deaths.values()) == _FRESH_DEATHS):
@@ -249,11 +249,12 @@ class _Performance:
 
 
 def _of_death(
-    settings: Settings, stage: Stage, device: str, death: isolation.Death, known: set[str]
+    settings: Settings, stage: Stage, device: str, how: str, death: isolation.Death, known: set[str]
 ) -> tuple[Violation, int | None]:
     """The violation that a death is, its call shrunk in further children where those are cheap.
 
     Args:
+        how: how the child was kept apart.
         known: checks that have a violation: no second one is shrunk.
     """
     index, call = death.at if isinstance(death.at, tuple) else (None, None)
@@ -261,7 +262,7 @@ def _of_death(
         return Violation(stage.checks[0], death.how if call is None else f"{death.how}, with {call}", device), index
     pointwise = stage.checks[0] in ("values", "layout", "sizes")
     here = Violation(name_by_need(call) if pointwise else stage.checks[0], stage.death + death.how, device, call)
-    if _isolation_for(settings, device) != "fork":
+    if how != "fork":
         return here, index
 
     def dies(candidate: Call) -> bool:
@@ -271,7 +272,7 @@ def _of_death(
     if not dies(call):
         return here, index
     if name_by_need(call) not in known:
-        call = shrink(call, dies, seconds=3.0 if death.hung else 2.0, tries=60)
+        call = shrink(call, dies, seconds=3.0 if death.hung else 2.0, tries=60, clock=time.monotonic)
     return Violation(name_by_need(call), death.how, device, call), index
 
 
@@ -291,13 +292,29 @@ class _Once:
 
 def _isolation_for(settings: Settings, device: str) -> str:
     """How calls on a device are kept from this process: by a fork, a fresh process, or not at all."""
-    if torch.device(device).type == "cpu" and not torch.cuda.is_initialized():
+    if torch.device(device).type == "cpu" and _fork_serves():
         return "fork"
     try:
         isolation.dumps(settings)
     except ValueError:
         return "here"
     return "spawn"
+
+
+def _fork_serves() -> bool:
+    """Whether autograd works in a fork: where a GPU is, it doesn't once this process has used it or CUDA."""
+    if not torch.cuda.is_available():
+        return True
+    return list(isolation.run([None], _differentiate, how="fork", limit=5.0)) == [(None, True)]
+
+
+def _differentiate(task: None, board: isolation.Blackboard, tell: Callable[[Any], None]) -> None:
+    try:
+        torch.ones(1, requires_grad=True).sum().backward()
+    except RuntimeError:
+        tell(False)
+    else:
+        tell(True)
 
 
 def _import_stages() -> None:

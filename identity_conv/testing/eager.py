@@ -283,7 +283,7 @@ def repeated(bench: Bench, start: int) -> None:
                 return
 
 
-def _global_state() -> dict[str, Any]:
+def _global_state(device: str) -> dict[str, Any]:
     """What a call could change for everything that runs after it."""
     tiny = torch.tensor(1e-39)
     state = {
@@ -295,7 +295,7 @@ def _global_state() -> dict[str, Any]:
         "whether subnormals are flushed": float(tiny * 1.0) == 0.0,
         "torch.get_rng_state()": torch.get_rng_state().tolist(),
     }
-    if torch.cuda.is_initialized():
+    if device != "cpu":
         state["torch.cuda.current_device()"] = torch.cuda.current_device()
     return state
 
@@ -306,12 +306,12 @@ def global_state(bench: Bench, start: int) -> None:
     for call in _usual(bench, (5,), (1000,), (0,)):
         bench.about_to(call)
         args, kwargs = _built(bench, call)
-        states = [_global_state()]
+        states = [_global_state(bench.device)]
         if right(bench, args, kwargs) is None:
             continue
-        states.append(_global_state())
+        states.append(_global_state(bench.device))
         bench.subject.run(*_built(bench, call))
-        states.append(_global_state())
+        states.append(_global_state(bench.device))
         for name, was in states[0].items():
             if states[1][name] == was and states[2][name] != was:
                 bench.violate("no_memory", f"a call changed {name}", call)

@@ -21,20 +21,28 @@ _FIELDS = (
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(TensorPlan)}
 
 
-def shrink(call: Call, fails: Callable[[Call], bool], *, seconds: float, tries: int = 400) -> Call:
+def shrink(
+    call: Call,
+    fails: Callable[[Call], bool],
+    *,
+    seconds: float,
+    tries: int = 400,
+    clock: Callable[[], float] = time.process_time,
+) -> Call:
     """The dullest call found that still fails.
 
     Args:
         fails: whether a call fails in the way that is looked for.
         seconds, tries: how long to look, and for how many calls.
+        clock: what measures the seconds: of this process, where it does the work itself.
     """
-    deadline = time.monotonic() + seconds
+    deadline = clock() + seconds
     left = tries
     progress = True
     while progress:
         progress = False
         for candidate in _simpler(call):
-            if left <= 0 or time.monotonic() > deadline:
+            if left <= 0 or clock() > deadline:
                 return call
             left -= 1
             if fails(candidate):
