@@ -105,21 +105,14 @@ class TestShrinking:
 
 
 class TestReach:
-    def test_every_kind_is_met_within_300_plans(self) -> None:
-        found = sample(testing.plans(grad=st.sampled_from(["none", "leaf", "nonleaf", "inference"])), 300)
+    def test_every_kind_is_met_within_a_thousand_plans(self) -> None:
+        found = sample(testing.plans(grad=st.sampled_from(["none", "leaf", "nonleaf", "inference"])), 1000)
         kinds = Counter(itertools.chain.from_iterable(plan.kinds for plan in found))
         assert set(kinds) >= {*draws.LAYOUTS, "empty", "scalar", "special", "dense", "leaf", "nonleaf", "inference"}
         assert len({plan.dtype for plan in found}) > 15
         assert {len(plan.shape) for plan in found} >= {0, 1, 2, 3, 4, 5, 8}
-        assert {name for plan in found for _, name in plan.cells} >= {
-            "nan",
-            "payload",
-            "snan",
-            "-0",
-            "subnormal",
-            "inf",
-        }
-        assert len(set(found)) > 150
+        assert len({name for plan in found for _, name in plan.cells}) > 10
+        assert len(set(found)) > 500
 
     def test_mixtures_of_kinds_are_met(self) -> None:
         found = sample(testing.plans(), 300)
