@@ -172,6 +172,12 @@ def test_what_is_skipped_is_not_told_and_stands_in_the_report(wrong) -> None:
     assert "grad" not in [run.check for run in report.runs]
 
 
+def test_a_check_that_is_left_alone_finds_what_it_is_for(wrong) -> None:
+    for name, check in (("offset", "layout"), ("size", "sizes"), ("tail", "values")):
+        skip = dict.fromkeys(checking_module.CHECKS.keys() - {check}, "not looked at here")
+        assert violations(getattr(wrong, name), skip=skip).keys() == {check}
+
+
 def test_forward_mode_that_torch_lacks_is_reported(wrong) -> None:
     report = check_op(copy_by_python, torch.clone)
     assert any(note.startswith("forward_ad: torch has no forward mode") for note in report.reported)

@@ -423,7 +423,8 @@ def threads(bench: Bench, start: int) -> None:
     subject = bench.subject
     if subject.writes:
         return
-    shapes = ((7,), (300,), (20_000,), (200_000,)) if bench.full else ((7,), (20_000,))
+    # A long call is interrupted by another thread even where one core does all.
+    shapes = ((7,), (300,), (20_000,), (200_000,), (2_000_000,)) if bench.full else ((7,), (200_000,))
     for call in _usual(bench, *shapes):
         bench.about_to(call, 30.0)
         jobs = []
@@ -434,7 +435,7 @@ def threads(bench: Bench, start: int) -> None:
             expected = right(bench, args, kwargs)
             if expected is not None:
                 jobs.append((args, kwargs, expected))
-        turns = max(3, min(300, 3_000_000 // max(call.plans[0].numel, 1))) if bench.full else 12
+        turns = max(3, min(200 if bench.full else 25, 1_500_000 // max(call.plans[0].numel, 1)))
         barrier = threading.Barrier(max(len(jobs), 1))
         wrong: list[str] = []
 
@@ -455,7 +456,7 @@ def _call_often(
     try:
         barrier.wait(10)
         for _ in range(turns):
-            for output in [bench.subject.run(args, kwargs) for _ in range(4)]:
+            for output in [bench.subject.run(args, kwargs) for _ in range(16)]:
                 if text := difference(bench, output, expected):
                     wrong.append(text)
                     return

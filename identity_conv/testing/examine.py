@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -25,6 +26,7 @@ from .subject import Subject
 _GUARD = 256  # bytes around inputs
 _KEPT = 8  # outputs of earlier calls that are held, to see whether a later one shares their memory
 _KEPT_BYTES = 1 << 20
+_EXPLAINED = 12  # findings of one kind in a stage that are shrunk, in search of what else is wrong
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Bench:
         self._board, self._emit = board, emit
         self._seen: set[tuple[str, str]] = set()
         self._kept: list[tuple[int, int, torch.Tensor]] = []
+        self._explained: collections.Counter[str] = collections.Counter()
         self._poison = 0
         self.cases = 0
         self.latest: Call | None = None
@@ -129,12 +132,18 @@ class Bench:
 
     # Calls.
 
+    @property
+    def _passed_over(self) -> frozenset[str]:
+        """Checks that are skipped; wrong values may turn out to be of any of three."""
+        of_values = {"values", "layout", "sizes"}
+        return self.settings.skip if of_values <= self.settings.skip else self.settings.skip - {"values"}
+
     def new_findings(self, call: Call) -> list[Finding]:
         """What a call violates of the checks that have no violation yet."""
         told = {check for check, _ in self._seen}
         if told & {"values", "layout", "sizes"}:
             told |= {"values"}
-        return [each for each in self._quietly(call) if each.check not in told | self.settings.skip]
+        return [each for each in self._quietly(call) if each.check not in told | self._passed_over]
 
     def look_at(self, calls: Sequence[Call] | Iterator[Call], *, start: int = 0) -> None:
         """Examines each call; what is found is shrunk and told, the first of each check."""
@@ -143,8 +152,9 @@ class Bench:
                 continue
             self.index = index
             for finding in self.examine(call):
-                if finding.check in self.settings.skip:
+                if finding.check in self._passed_over or self._explained[finding.check] == _EXPLAINED:
                     continue
+                self._explained[finding.check] += 1
                 self._tell_shrunk(finding, call)
 
     def _tell_shrunk(self, finding: Finding, call: Call) -> None:
