@@ -368,8 +368,10 @@ class TestExtensions:
         ops = self.load("scale").ops
         floating = [torch.float32, torch.float64, torch.bfloat16]
         skip = {"grad": "it has no Autograd kernel", "fake": "its Meta kernel is torch's own composition"}
-        check_op(ops.scale, lambda x, shift=None: x * 2 if shift is None else x * 2 + shift, dtypes=floating, skip=skip)
-        check_op(ops.both, lambda x: (x * 2, x * x), dtypes=floating, skip=skip)
+        check_op(
+            ops.scale, lambda x, shift=None: x * 2.0 if shift is None else x * 2.0 + shift, dtypes=floating, skip=skip
+        )
+        check_op(ops.both, lambda x: (x * 2.0, x * x), dtypes=floating, skip=skip)
 
     def test_node(self) -> None:
         skip = {"forward_ad": "its node has none", "func": "its node has no forward mode"}
