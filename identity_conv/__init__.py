@@ -2,7 +2,8 @@
 
 ``import identity_conv`` compiles and loads the operator library on first import. The command line
 marks its process before it gets here (see ``entry``), and then the library waits for the first name
-that needs it.
+that needs it; so it does where ``identity_conv.testing`` is what is imported, which checks operators
+of anyone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from types import FrameType
+
+    from . import testing
     from .building import CompileError
     from .diagnosis import doctor
     from .errors import (
@@ -95,10 +99,13 @@ __all__ = [
     "inspect_package",
     "keep_in_state_dict",
     "load_package",
+    "testing",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "testing":
+        return importlib.import_module(".testing", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
@@ -119,7 +126,21 @@ def _is_command() -> bool:
     return "_identity_conv_entry" in sys.modules or looking
 
 
-if not _is_command():
+def _is_for(module: str) -> bool:
+    """Whether this package is imported as the parent of `module`."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        # Python imports a parent from within the import of its child, and tells it by nothing else.
+        if frame.f_globals.get("__name__") == "importlib._bootstrap" and frame.f_code.co_name == "_find_and_load":
+            name = frame.f_locals["name"]
+            if name == module or name.startswith(f"{module}."):
+                return True
+        frame = frame.f_back
+    return False
+
+
+def _load_library() -> None:
+    """Builds the operator library if need be, and loads it."""
     from . import toolchain
 
     try:
@@ -133,3 +154,11 @@ if not _is_command():
                 error.add_note(f"{finding.verdict}: {finding.fact}: {finding.value}; {finding.remedy}")
         error.add_note("`identity-conv doctor` looks further")
         raise
+
+
+if _is_for(f"{__name__}.testing"):
+    from . import deferred
+
+    deferred.load_at_first_use("my_ops", _load_library)
+elif not _is_command():
+    _load_library()

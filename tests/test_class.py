@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import identity_conv
+from identity_conv.testing import Call, TensorPlan, check_class
 
 
 def make(channels: int = 3):
@@ -31,14 +32,22 @@ WAYS: dict[str, Callable] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_state_survives(way: str, device: str) -> None:
-    kept = WAYS[way](make(5))
-    assert kept.channels == 5
-    assert kept == make(5)
-    assert kept != make(4)
-    x = torch.randn(2, 5, 3, 3, device=device)
-    assert torch.equal(kept.forward(x), x)
+def test_it_copies_and_keeps_its_state(device: str) -> None:
+    calls = [
+        Call((TensorPlan((2, 5, 3, 4), dtype, **fields),))
+        for dtype in (torch.float32, torch.float64, torch.int32)
+        for fields in (
+            {},
+            {"permutation": (3, 1, 0, 2)},
+            {"padding": (0, 0, 0, 3)},
+            {"memory_format": torch.channels_last},
+        )
+    ]
+    check_class(
+        "my_ops.IdentityConvClass", "forward", torch.clone, state={"channels": 5}, inputs=calls, devices=[device]
+    )
+    assert make(5) == make(5)
+    assert make(5) != make(4)
 
 
 @pytest.mark.parametrize("way", WAYS)

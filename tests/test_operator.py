@@ -1,4 +1,7 @@
-"""my_ops::identity_conv_op: the values, sizes and strides of torch.clone, for whatever a tensor can be."""
+"""my_ops::identity_conv_op: the values, sizes and strides of torch.clone, for whatever a tensor can be.
+
+`check_op` looks for everything that it knows; what stands here beside it is particular to this operator.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,12 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import identity_conv
+from identity_conv.testing import Call, TensorPlan, check_op, sweep
+from identity_conv.testing.registry import CHECKS
 
 op = identity_conv.identity_conv
-
-# Every dtype that torch.clone copies on this torch: integers of odd widths and quantized ones it refuses.
-DTYPES = [
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-    torch.uint16, torch.uint32, torch.uint64,
-    torch.float16, torch.bfloat16, torch.float32, torch.float64,
-    torch.complex32, torch.complex64, torch.complex128,
-    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
-]  # fmt: skip
-
-
-def random_bits(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> torch.Tensor:
-    """Any bit pattern of the dtype: NaN payloads, infinities, subnormals and negative zeros among them."""
-    generator = torch.Generator().manual_seed(seed)
-    if dtype is torch.bool:
-        return torch.randint(0, 2, shape, dtype=torch.uint8, generator=generator).bool().to(device)
-    if not shape:
-        return random_bits((1,), dtype, device, seed)[0]
-    width = torch.empty(0, dtype=dtype).element_size()
-    numbers = torch.randint(0, 256, (*shape[:-1], shape[-1] * width), dtype=torch.uint8, generator=generator)
-    return numbers.to(device).view(dtype) if numbers.numel() else torch.empty(shape, dtype=dtype, device=device)
 
 
 def raw_bytes(x: torch.Tensor) -> bytes:
@@ -41,91 +23,33 @@ def raw_bytes(x: torch.Tensor) -> bytes:
 
 
 def check(x: torch.Tensor) -> None:
-    before = raw_bytes(x)
+    """For what no plan describes: the same bytes and strides as torch.clone."""
     y, reference = op(x), torch.clone(x)
-    assert y.dtype == x.dtype
-    assert y.device == x.device
-    assert y.shape == reference.shape
-    assert y.stride() == reference.stride()
+    assert (y.dtype, y.device, y.shape, y.stride()) == (x.dtype, x.device, reference.shape, reference.stride())
     assert raw_bytes(y) == raw_bytes(reference)
-    assert y.is_conj() == reference.is_conj()
-    assert y.is_neg() == reference.is_neg()
-    assert raw_bytes(x) == before
-    if x.numel():
-        assert y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
-@st.composite
-def views(draw: st.DrawFn, device: str) -> torch.Tensor:
-    """A view of random bits: sliced, stepped, permuted, expanded, conjugated, negated."""
-    dtype = draw(st.sampled_from(DTYPES))
-    shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4, 7, 16, 33]), max_size=5)))
-    if torch.Size(shape).numel() > 40_000:
-        shape = shape[:3]
-    x = random_bits(shape, dtype, device, draw(st.integers(0, 9)))
-    if x.dim() and draw(st.booleans()):
-        x = x[tuple(slice(draw(st.integers(0, size)), None, draw(st.integers(1, 3))) for size in x.shape)]
-    if x.dim() > 1 and draw(st.booleans()):
-        x = x.permute(draw(st.permutations(range(x.dim()))))
-    if draw(st.booleans()):
-        x = x.unsqueeze(draw(st.integers(0, x.dim())))
-        x = x.expand(
-            [
-                draw(st.integers(1, 4)) if stride == 0 or size == 1 else size
-                for size, stride in zip(x.shape, x.stride(), strict=True)
-            ]
-        )
-    if dtype.is_complex and draw(st.booleans()):
-        x = x.conj()
-        if dtype is not torch.complex32 and draw(st.booleans()):
-            x = x.imag
-    return x
+def test_it_is_torch_clone(device: str) -> None:
+    check_op("my_ops::identity_conv_op", torch.clone, devices=[device])
 
 
-@given(data=st.data())
-def test_any_view_equals_its_clone_byte_for_byte(device: str, data: st.DataObject) -> None:
-    check(data.draw(views(device)))
+@pytest.mark.night
+def test_it_is_torch_clone_at_full() -> None:
+    check_op("my_ops::identity_conv_op", torch.clone, devices=["cpu"], tier="full")
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "shape", [(), (0,), (1,), (3, 0, 2), (5, 7), (2, 3, 4, 5), (1, 2, 1, 2, 1, 2, 1, 2), (100_003,)], ids=str
-)
-def test_every_dtype_and_rank(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    check(random_bits(shape, dtype, device))
+@pytest.mark.night
+@pytest.mark.gpu
+@pytest.mark.parametrize("tier", ["full", "huge"])
+def test_it_is_torch_clone_at_full_on_a_gpu(tier: str) -> None:
+    check_op("my_ops::identity_conv_op", torch.clone, devices=["cuda"], tier=tier)
 
 
-LAYOUTS = {
-    "rows with padding": lambda x: x[:, :-3],
-    "rows with odd start": lambda x: x[:, 1:],
-    "dense with odd start": lambda x: x.reshape(-1)[1:],
-    "columns stepped": lambda x: x[:, ::2],
-    "both stepped": lambda x: x[::3, ::5],
-    "transposed slice": lambda x: x.t()[:, 1:],
-    "narrow columns": lambda x: x[:, 4:7],
-    "expanded rows": lambda x: x[:1].expand(64, -1),
-    "expanded columns": lambda x: x[:, :1].expand(-1, 64),
-    "channels last": lambda x: x[:120, :120].reshape(4, 30, 6, 20).to(memory_format=torch.channels_last),
-    "channels last slice": lambda x: (
-        x[:120, :120].reshape(4, 30, 6, 20).to(memory_format=torch.channels_last)[:, :, :, 3:]
-    ),
-    "overlapping windows": lambda x: x.reshape(-1).unfold(0, 5, 2),
-    "5-d slice": lambda x: x[:120, :120].reshape(4, 6, 5, 8, 15)[:, 1:, 1:, :, 2:],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.complex64, torch.complex128], ids=str
-)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_large_enough_for_threads_and_tails(device: str, dtype: torch.dtype, layout: str) -> None:
-    check(LAYOUTS[layout](random_bits((301, 517), dtype, device)))
-
-
-def test_conj_and_neg_views(device: str) -> None:
-    z = random_bits((33, 5), torch.complex64, device)
-    for view in (z.conj(), z.conj().imag, torch._neg_view(z), torch._neg_view(z.conj()), z.conj()[1:, ::2]):
-        check(view)
+def test_layouts_large_enough_for_threads_and_tails(device: str) -> None:
+    calls = [Call((plan,)) for plan in sweep.large([torch.uint8, torch.bfloat16, torch.complex128])]
+    kept = {"values", "layout", "sizes", "strides", "bounds", "inputs_untouched"}
+    skip = dict.fromkeys(CHECKS.keys() - kept, "looked at with smaller tensors")
+    check_op("my_ops::identity_conv_op", torch.clone, devices=[device], inputs=calls, skip=skip)
 
 
 def test_an_element_off_its_natural_boundary_is_copied() -> None:
@@ -166,38 +90,6 @@ def test_a_tensor_that_is_not_strided_is_refused_by_name(grad: type) -> None:
             assert str(caught.value).startswith(f"identity_conv_op: x must be a dense (strided) tensor, got {name}")
 
 
-def test_meta_and_fake_tensors_have_the_strides_of_the_real_ones(device: str) -> None:
-    from torch._subclasses import FakeTensorMode
-
-    for layout, view in LAYOUTS.items():
-        x = view(random_bits((301, 517), torch.float32, device))
-        y = op(x)
-        meta = op(x.to("meta") if x.is_contiguous() else torch.empty_strided(x.shape, x.stride(), device="meta"))
-        with FakeTensorMode() as mode:
-            fake = op(mode.from_tensor(x))
-        assert meta.shape == fake.shape == y.shape, layout
-        assert meta.stride() == fake.stride() == y.stride(), layout
-        assert fake.device == y.device
-
-
-@pytest.mark.parametrize("view", [lambda x: x, lambda x: x.t(), lambda x: x[:, 1:], lambda x: x[:0]])
-def test_opcheck(device: str, view) -> None:
-    x = view(torch.randn(3, 4, device=device)).requires_grad_()
-    torch.library.opcheck(torch.ops.my_ops.identity_conv_op.default, (x,))
-
-
-def test_gradients_of_every_mode(device: str) -> None:
-    x = torch.randn(2, 3, dtype=torch.double, device=device, requires_grad=True)
-    torch.autograd.gradcheck(op, x, check_forward_ad=True, check_batched_grad=True)
-    torch.autograd.gradgradcheck(op, x)
-    square = lambda t: (op(t) ** 2).sum()  # noqa: E731
-    with torch.no_grad():
-        assert torch.equal(torch.func.grad(square)(x), 2 * x)
-        assert torch.equal(torch.func.jvp(op, (x,), (x,))[1], x)
-        assert torch.equal(torch.func.hessian(square)(x).reshape(6, 6), 2 * torch.eye(6, device=device, dtype=x.dtype))
-        assert torch.equal(torch.func.vmap(torch.func.grad(square), in_dims=1)(x), 2 * x.t())
-
-
 def test_a_node_is_made_only_where_grad_is_wanted(device: str) -> None:
     x = torch.ones(2, device=device, requires_grad=True)
     with torch.no_grad():
@@ -208,9 +100,15 @@ def test_a_node_is_made_only_where_grad_is_wanted(device: str) -> None:
 
 
 def test_it_allocates_its_output_and_nothing_else() -> None:
-    views = {name: view(random_bits((301, 517), torch.complex64)) for name, view in LAYOUTS.items()}
-    views["conj"] = random_bits((301, 517), torch.complex64).conj()
-    for layout, x in views.items():
+    for fields in (
+        {},
+        {"permutation": (1, 0)},
+        {"padding": (0, 3)},
+        {"step": (3, 5)},
+        {"expand": (0,)},
+        {"conj": True},
+    ):
+        x = TensorPlan((301, 517), torch.complex64, **fields).build()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
             y = op(x)
         allocated = sum(
@@ -218,16 +116,7 @@ def test_it_allocates_its_output_and_nothing_else() -> None:
             for event in profile.profiler.kineto_results.events()
             if event.name() == "[memory]" and event.nbytes() > 0
         )
-        assert allocated == y.numel() * y.element_size(), layout
-
-
-@pytest.mark.night
-def test_more_than_2_to_the_31_elements() -> None:
-    x = torch.arange(256, dtype=torch.uint8).repeat((2**31 >> 8) + 3)[1:]
-    assert x.numel() > 2**31
-    assert torch.equal(op(x), x)
-    wide = x[: 2 * 2**30].view(2, -1)[:, ::2]
-    assert torch.equal(op(wide), wide)
+        assert allocated == y.numel() * y.element_size(), fields
 
 
 @pytest.mark.gpu
@@ -257,36 +146,6 @@ class TestOnCuda:
             # The allocator hands out a block whole whose rest would be under 1 MiB.
             assert size <= torch.cuda.max_memory_allocated() - before < size + (1 << 20)
             del y
-
-    def test_runs_on_the_current_stream(self) -> None:
-        stream, x = torch.cuda.Stream(), torch.zeros(1 << 20, device="cuda")
-        torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(200_000_000)
-            x.fill_(1)
-            y = op(x)
-        torch.cuda.current_stream().wait_stream(stream)
-        assert bool((y == 1).all())
-
-    def test_capture_and_replay(self) -> None:
-        for view in (lambda x: x, lambda x: x[:, 1:], lambda x: x[:, ::2]):
-            x = torch.zeros(64, 65, device="cuda")
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                y = op(view(x))
-            x.normal_()
-            graph.replay()
-            assert torch.equal(y, view(x))
-
-    def test_a_tensor_of_another_device_than_the_current(self) -> None:
-        if torch.cuda.device_count() < 2:
-            pytest.skip("one GPU")
-        x = torch.randn(100, 101, device="cuda:1")
-        for view in (x, x[:, 1:], x[:, ::2]):
-            y = op(view)
-            assert y.device == x.device
-            assert torch.equal(y, view)
-        assert torch.cuda.current_device() == 0
 
     @pytest.mark.parametrize("offset", range(17))
     @pytest.mark.parametrize("width", [1, 2, 3, 15, 16, 17, 31, 64, 255])

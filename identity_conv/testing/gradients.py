@@ -1,0 +1,489 @@
+"""Checks of derivatives and transforms against the reference's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from .call import Call
+from .compare import close
+from .examine import Bench, describe, tensors_in
+from .plan import TensorPlan
+from .registry import BOTH, stage
+
+_close = close()
+
+
+def _floating(bench: Bench) -> list[torch.dtype]:
+    """Dtypes to differentiate in, double first; at tier quick one."""
+    order = (
+        torch.float64, torch.float32, torch.complex128, torch.bfloat16, torch.float16, torch.complex64,
+    )  # fmt: skip
+    found = [dtype for dtype in order if dtype in bench.settings.dtypes]
+    return found if bench.full else found[:1]
+
+
+def _calls(bench: Bench) -> Iterator[Call]:
+    """Calls whose floating inputs are leaves."""
+    if bench.settings.given_calls is not None:
+        for call in bench.settings.given_calls:
+            if any(plan.dtype.is_floating_point or plan.dtype.is_complex for plan in call.plans):
+                yield call
+        return
+    for dtype in _floating(bench):
+        plans = [TensorPlan((2, 3), dtype), TensorPlan((4, 3), dtype, permutation=(1, 0))]
+        if bench.full:
+            plans += [
+                TensorPlan((), dtype),
+                TensorPlan((0, 2), dtype),
+                TensorPlan((7,), dtype),
+                TensorPlan((2, 1, 3), dtype),
+                TensorPlan((5, 4), dtype, step=(1, 2)),
+                TensorPlan((3, 4), dtype, expand=(0,)),
+                TensorPlan((4, 3), dtype, windows=1),
+                TensorPlan((2, 3, 4, 5), dtype, memory_format=torch.channels_last),
+                TensorPlan((3, 700), dtype),
+            ]
+            if dtype is torch.float32:
+                plans += [TensorPlan((70_001,), dtype), TensorPlan((2,) * 8, dtype)]
+            if dtype.is_complex:
+                plans.append(TensorPlan((4, 3), dtype, conj=True))
+        for plan in plans:
+            yield bench.subject.call(plan)
+
+
+def _leaves(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The floating inputs, which want gradients from now on."""
+    found = [each for each in tensors_in((args, kwargs)) if each.dtype.is_floating_point or each.dtype.is_complex]
+    for each in found:
+        each.requires_grad_()
+    return found
+
+
+def _differentiable(outputs: Any) -> list[torch.Tensor]:
+    return [each for each in tensors_in(outputs) if each.requires_grad]
+
+
+def _incoming(output: torch.Tensor, kind: str) -> torch.Tensor:
+    """A gradient for `output`, laid out in one way or another."""
+    shape, dtype, device = tuple(output.shape), output.dtype, output.device
+    layouts: dict[str, dict[str, Any]] = {
+        "dense": {},
+        "permuted": {"permutation": tuple(reversed(range(len(shape))))},
+        "padded": {"padding": (0,) * (len(shape) - 1) + (2,)} if shape else {},
+        "stepped": {"step": (2,) * len(shape)},
+        "offset": {"offset": 1},
+        "expanded": {"expand": tuple(range(len(shape)))},
+        "rows expanded": {"expand": (0,)} if shape else {},
+        "negated": {"neg": True},
+        "conjugated": {"conj": dtype.is_complex},
+    }
+    return TensorPlan(shape, dtype, seed=77, **layouts[kind]).build(device)
+
+
+_KINDS = (
+    "dense", "permuted", "padded", "stepped", "offset", "expanded", "rows expanded", "negated", "conjugated",
+)  # fmt: skip
+
+
+def _compared(got: Any, want: Any, what: str) -> str | None:
+    """Where gradients differ, each a tensor or None."""
+    for index, (mine, theirs) in enumerate(zip(got, want, strict=True)):
+        where = f"{what} of input {index}" if len(want) > 1 else what
+        if theirs is None or mine is None:
+            left = mine if theirs is None else theirs
+            if left is not None and bool((left.detach() != 0).any()):
+                return (
+                    f"{where}: expected {'none' if theirs is None else 'one'}, got {'none' if mine is None else 'one'}"
+                )
+            continue
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            return f"{where}: expected {tuple(theirs.shape)} of {theirs.dtype}, got {tuple(mine.shape)} of {mine.dtype}"
+        if text := _close(mine, theirs):
+            return f"{where}: {text}"
+    return None
+
+
+@stage("grad", of=BOTH)
+def gradients(bench: Bench, start: int) -> None:
+    """First derivatives, by backward."""
+    subject = bench.subject
+    if subject.writes or not (_floating(bench) or bench.settings.given_calls):
+        return
+    for index, call in enumerate(_calls(bench)):
+        if index < start:
+            continue
+        bench.index = index
+        bench.about_to(call)
+        text = _first_order(bench, call)
+        if text:
+            bench.violate("grad", text, call)
+            return
+    bench.index = 1 << 20
+    if start <= bench.index:
+        _side_conditions(bench)
+
+
+def _first_order(bench: Bench, call: Call) -> str | None:
+    subject = bench.subject
+    args, kwargs = call.build(bench.device)
+    theirs = _leaves(args, kwargs)
+    if not theirs:
+        return None
+    try:
+        wanted = _differentiable(bench.subject.expect(args, kwargs))
+    except Exception:
+        return None
+    args, kwargs = call.build(bench.device)
+    mine = _leaves(args, kwargs)
+    try:
+        outputs = subject.run(args, kwargs)
+    except Exception as error:
+        return f"raised {describe(error)} for inputs that require grad"
+    if not wanted:
+        return _numerically(bench, call)
+    got = _differentiable(outputs)
+    if len(got) != len(wanted):
+        return f"{len(wanted)} outputs of the reference require grad, {len(got)} of the operator's"
+    with torch.no_grad():
+        for output, right in zip(got, wanted, strict=True):
+            if output.shape != right.shape:
+                return None  # told elsewhere
+            if text := bench.compare(output, right):
+                bench.violate("values", f"{text}; the input requires grad", call)
+    for kind in _KINDS if bench.full else _KINDS[:6]:
+        incoming = [_incoming(each, kind) for each in wanted]
+        before = [each.clone() for each in incoming]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                found: Any = torch.autograd.grad(got, mine, incoming, retain_graph=True, allow_unused=True)
+            except Exception as error:
+                return f"backward raised {describe(error)}"
+        if any("autograd kernel was not registered" in str(each.message) for each in caught):
+            return "no autograd kernel is registered: what backward gives is an accident"
+        expected: Any = torch.autograd.grad(wanted, theirs, incoming, retain_graph=True, allow_unused=True)
+        if text := _compared(found, expected, "the gradient"):
+            return f"{text}; the gradient that comes in is {kind}"
+        with torch.no_grad():
+            if any(
+                not torch.equal(now, was) and not bool(was.isnan().any())
+                for now, was in zip(incoming, before, strict=True)
+            ):
+                return f"backward changed the gradient that came in, which was {kind}"
+        again = torch.autograd.grad(got, mine, incoming, retain_graph=True, allow_unused=True)
+        if text := _compared(again, expected, "the gradient"):
+            return f"{text}; in a second backward through the same graph"
+    if bench.full and got[0].numel():
+        batch = [torch.stack([each, 2 * each]) for each in (_incoming(each, "dense") for each in wanted)]
+        try:
+            found = torch.autograd.grad(got, mine, batch, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        except Exception as error:
+            bench.tell(f"is_grads_batched: refused by torch: {describe(error)[:120]}")
+        else:
+            expected = torch.autograd.grad(wanted, theirs, batch, allow_unused=True, is_grads_batched=True)
+            if text := _compared(found, expected, "the gradient"):
+                return f"{text}; with is_grads_batched"
+    return None
+
+
+def _numerically(bench: Bench, call: Call) -> str | None:
+    """Against finite differences, where the reference has no gradient."""
+    args, kwargs = call.build(bench.device)
+    leaves = _leaves(args, kwargs)
+    if (
+        any(each.dtype not in (torch.float64, torch.complex128) for each in leaves)
+        or sum(map(torch.numel, leaves)) > 100
+    ):
+        return None
+    if not _differentiable(bench.subject.run(args, kwargs)):
+        return "the output doesn't require grad though an input does"
+    try:
+        torch.autograd.gradcheck(lambda *_: tuple(_differentiable(bench.subject.run(args, kwargs))), leaves)
+    except Exception as error:
+        return f"gradcheck: {describe(error)}"
+    return None
+
+
+class _Nothing(torch.autograd.Function):
+    """Passes no gradient on: what comes before gets an undefined one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None
+
+
+def _side_conditions(bench: Bench) -> None:
+    """Undefined gradients, and no graph where none is wanted."""
+    subject = bench.subject
+    for call in _calls(bench):
+        bench.about_to(call)
+        args, kwargs = call.build(bench.device)
+        leaves = _leaves(args, kwargs)
+        try:
+            if not leaves or not _differentiable(subject.expect(args, kwargs)):
+                continue
+        except Exception:
+            continue
+        outputs = _differentiable(subject.run(args, kwargs))
+        if not outputs:
+            return
+        try:
+            # Something of it must have a gradient, for the graph to be run.
+            anchor = sum(each.abs().sum() for each in leaves)
+            (anchor + sum(_Nothing.apply(each).abs().sum() for each in outputs)).backward()
+        except Exception as error:
+            bench.violate("grad", f"backward raised {describe(error)} for an undefined gradient", call)
+            return
+        args, kwargs = call.build(bench.device)
+        if any(each.requires_grad for each in tensors_in(subject.run(args, kwargs))):
+            bench.violate("grad", "an output requires grad though no input does", call)
+            return
+        _leaves(args, kwargs)
+        with torch.no_grad():
+            if any(each.requires_grad for each in tensors_in(subject.run(args, kwargs))):
+                bench.violate("grad", "an output requires grad under torch.no_grad()", call)
+                return
+        if not bench.full:
+            return
+
+
+@stage("second_order", of=BOTH)
+def second_order(bench: Bench, start: int) -> None:
+    """Derivatives of derivatives, with respect to the inputs and to the gradient that comes in."""
+    if bench.subject.writes:
+        return
+    for index, call in enumerate(_calls(bench)):
+        if index < start or call.plans[0].numel > 5000:
+            continue
+        bench.index = index
+        bench.about_to(call)
+
+        def twice(function: Callable[..., Any], call: Call = call) -> Any:
+            args, kwargs = call.build(bench.device)
+            leaves = _leaves(args, kwargs)
+            outputs = _differentiable(function(args, kwargs))
+            if not outputs:
+                return None
+            incoming = [_incoming(each, "dense").requires_grad_() for each in outputs]
+            # Through a square, so that the second derivative isn't nothing.
+            squares = [each * each for each in outputs]
+            first = torch.autograd.grad(squares, leaves, incoming, create_graph=True, allow_unused=True)
+            total = [each for each in first if each is not None and each.requires_grad]
+            if not total:
+                return [
+                    *(None if each is None else each.detach() for each in first),
+                    *[None] * (len(leaves) + len(incoming)),
+                ]
+            weights = [_incoming(each, "permuted") for each in total]
+            second = torch.autograd.grad(total, [*leaves, *incoming], weights, allow_unused=True)
+            return [*(None if each is None else each.detach() for each in first), *second]
+
+        try:
+            expected = twice(bench.subject.expect)
+        except Exception:
+            continue
+        if expected is None:
+            continue
+        try:
+            found = twice(bench.subject.run)
+        except Exception as error:
+            bench.violate("second_order", f"raised {describe(error)}", call)
+            return
+        if found is None:
+            return  # `grad` tells
+        if text := _compared(found, expected, "the second derivative"):
+            bench.violate("second_order", text, call)
+            return
+
+
+@stage("forward_ad", of=BOTH)
+def forward_mode(bench: Bench, start: int) -> None:
+    """Derivatives by dual numbers."""
+    if bench.subject.writes:
+        return
+    noted = False
+    for index, call in enumerate(_calls(bench)):
+        if index < start:
+            continue
+        bench.index = index
+        bench.about_to(call)
+
+        def tangents(function: Callable[..., Any], kind: str, call: Call = call) -> list[torch.Tensor | None]:
+            args, kwargs = call.build(bench.device)
+            with forward_ad.dual_level():
+                given = {
+                    id(each): forward_ad.make_dual(each, _incoming(each, kind))
+                    for each in tensors_in((args, kwargs))
+                    if each.dtype.is_floating_point or each.dtype.is_complex
+                }
+                args, kwargs = torch.utils._pytree.tree_map(lambda leaf: given.get(id(leaf), leaf), (args, kwargs))
+                duals = [forward_ad.unpack_dual(each) for each in tensors_in(function(args, kwargs))]
+                return [None if each.tangent is None else each.tangent.clone() for each in duals]
+
+        for kind in ("dense", "permuted", "expanded") if bench.full else ("dense",):
+            try:
+                expected = tangents(bench.subject.expect, kind)
+            except Exception:
+                break
+            try:
+                found = tangents(bench.subject.run, kind)
+            except (NotImplementedError, RuntimeError) as error:
+                if not noted:
+                    bench.tell(f"refused by torch: {describe(error)[:160]}")
+                noted = True
+                break
+            lost = [theirs is not None and mine is None for mine, theirs in zip(found, expected, strict=True)]
+            if any(lost):
+                if bench.subject.autograd_in_python:
+                    if not noted:
+                        bench.tell(
+                            "torch has no forward mode for gradients registered from Python: it loses the tangent"
+                        )
+                    noted = True
+                    break
+                bench.violate("forward_ad", "the output has no tangent though the input has one", call)
+                return
+            if text := _compared(found, expected, "the tangent"):
+                bench.violate("forward_ad", f"{text}; the tangent that comes in is {kind}", call)
+                return
+
+
+@stage("func", of=BOTH)
+def transforms(bench: Bench, start: int) -> None:
+    """torch.func: grad, vjp, jvp, jacrev, jacfwd, hessian, and vmap over grad."""
+    subject = bench.subject
+    if subject.writes:
+        return
+    dtype = next(iter(_floating(bench)), None)
+    if dtype is None or bench.settings.given_calls is not None:
+        return
+    if dtype.is_complex:
+        return
+    call = subject.call(TensorPlan((2, 3), dtype))
+    args, kwargs = call.build(bench.device)
+    leading = [index for index, each in enumerate(args) if isinstance(each, torch.Tensor)]
+    if not leading or not args[leading[0]].dtype.is_floating_point:
+        return
+    place, x = leading[0], args[leading[0]]
+    tangent = _incoming(x, "permuted")
+
+    def squared(function: Callable[..., Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+        def total(t: torch.Tensor) -> torch.Tensor:
+            outputs = tensors_in(function((*args[:place], t, *args[place + 1 :]), kwargs))
+            return sum((each * each).sum() for each in outputs if each.dtype.is_floating_point)  # type: ignore[return-value]
+
+        return total
+
+    def plainly(function: Callable[..., Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda t: tensors_in(function((*args[:place], t, *args[place + 1 :]), kwargs))[0]
+
+    forward = ("jvp", "jacfwd", "hessian")
+    func = torch.func
+    looks: dict[str, Callable[[Callable[..., Any]], Any]] = {
+        "grad": lambda f: func.grad(squared(f))(x),
+        "vjp": lambda f: func.vjp(plainly(f), x)[1](tangent if plainly(f)(x).shape == tangent.shape else plainly(f)(x))[
+            0
+        ],
+        "jvp": lambda f: func.jvp(plainly(f), (x,), (tangent,))[1],
+        "jacrev": lambda f: func.jacrev(plainly(f))(x),
+        "jacfwd": lambda f: func.jacfwd(plainly(f))(x),
+        "hessian": lambda f: func.hessian(squared(f))(x),
+        "vmap(grad)": lambda f: func.vmap(func.grad(squared(f)), in_dims=1)(x),
+        "grad(grad)": lambda f: func.grad(lambda t: func.grad(squared(f))(t).sin().sum())(x),
+    }
+    if not bench.full:
+        looks = {name: looks[name] for name in ("grad", "jvp", "vmap(grad)")}
+    for name, look in looks.items():
+        bench.about_to(call, 20.0)
+        try:
+            expected = look(subject.expect)
+        except Exception:
+            continue
+        try:
+            found = look(subject.run)
+        except Exception as error:
+            bench.tell(f"{name}: refused by torch: {describe(error)[:160]}")
+            continue
+        if text := _compared([found], [expected], f"func.{name}"):
+            if name in forward and subject.autograd_in_python:
+                bench.tell(f"{name}: torch has no forward mode for gradients registered from Python; it gives zeros")
+                continue
+            bench.violate("func", text, call)
+            return
+
+
+@stage("vmap")
+def batched(bench: Bench, start: int) -> None:
+    """torch.vmap over every dimension, and nested."""
+    subject = bench.subject
+    if subject.writes or bench.settings.given_calls is not None:
+        return
+    dtypes = [d for d in (torch.float32, torch.int64, torch.bfloat16) if d in bench.settings.dtypes][
+        : 3 if bench.full else 1
+    ]
+    for dtype in dtypes or [bench.settings.dtypes[0]]:
+        for plan in (
+            TensorPlan((3, 4, 5), dtype),
+            TensorPlan((3, 4, 5), dtype, permutation=(2, 0, 1)),
+            TensorPlan((3, 4, 5), dtype, expand=(0,)),
+            TensorPlan((1, 2, 3), dtype),
+            *(
+                (
+                    TensorPlan((3, 4, 5), dtype, step=(2, 1, 2)),
+                    TensorPlan((2, 3, 4, 5), dtype),
+                    TensorPlan((4, 2), dtype),
+                )
+                if bench.full
+                else ()
+            ),
+        ):
+            call = subject.call(plan)
+            args, kwargs = call.build(bench.device)
+            if not all(isinstance(each, torch.Tensor) for each in args) or (kwargs and tensors_in(kwargs)):
+                return
+            rank = len(plan.shape)
+            for dims in (0, 1, -1, (0, 0), (1, 0)):
+                nested = isinstance(dims, tuple)
+                if rank < (3 if nested else 2):
+                    continue
+                bench.about_to(call, 20.0)
+
+                def mapped(
+                    function: Callable[..., Any], dims: Any = dims, args: Any = args, kwargs: Any = kwargs
+                ) -> Any:
+                    def inner(*given: Any) -> Any:
+                        return function(given, kwargs)
+
+                    if not isinstance(dims, tuple):
+                        return torch.vmap(inner, in_dims=dims)(*args)
+                    return torch.vmap(torch.vmap(inner, in_dims=dims[1]), in_dims=dims[0])(*args)
+
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of the slow fallback
+                    try:
+                        expected = tensors_in(mapped(subject.expect))
+                    except Exception:
+                        continue
+                    try:
+                        found = tensors_in(mapped(subject.run))
+                    except Exception as error:
+                        bench.tell(f"refused by torch: {describe(error)[:160]}")
+                        return
+                for mine, theirs in zip(found, expected, strict=True):
+                    if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+                        text: str | None = f"expected {tuple(theirs.shape)}, got {tuple(mine.shape)}"
+                    else:
+                        text = bench.compare(mine, theirs)
+                    if text:
+                        bench.violate("vmap", f"in_dims={dims}: {text}", call)
+                        return

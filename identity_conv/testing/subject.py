@@ -1,0 +1,235 @@
+"""What is checked: an operator, however it is given, and the reference that it is held against.
+
+This module touches what is private in torch for asking the dispatcher: seen in torch 2.11, 2.13 and 2.14.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import draws, schema
+from .call import Call
+from .plan import TensorPlan
+
+_REGISTERED = (str, torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._library.custom_ops.CustomOpDef)
+_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+
+
+class Supplier:
+    """Gives values for one argument: a fixed one, or where a strategy was given its dullest."""
+
+    def __init__(self, given: Any):
+        self.given = given
+        self._value = given
+        if type(given).__module__.startswith("hypothesis"):
+            from hypothesis import find
+
+            self._value = find(given, lambda _: True)
+
+    def __call__(self) -> Any:
+        return self._value
+
+
+class Subject:
+    """An operator or a plain callable, and its reference; both are called alike.
+
+    Args:
+        op: ``torch.ops.ns.name``, one of its overloads, a ``torch.library.custom_op``, ``"ns::name"``, or any callable.
+        reference: a callable, or an operator, that gives the right result.
+        given: of arguments by name, where their values come from.
+
+    Raises:
+        ValueError: no such operator is registered, or the reference can't be called with its arguments.
+        TypeError: `op` or `reference` is not callable.
+    """
+
+    def __init__(self, op: Any, reference: Any, given: Mapping[str, Supplier] | None = None):
+        for name, value in (("op", op), ("reference", reference)):
+            if not callable(value) and not isinstance(value, str):
+                raise TypeError(f"check_op: {name} must be an operator, its name or a callable, got {value!r}")
+        self.given = dict(given or {})
+        self.overload = schema.overload_of(op) if isinstance(op, _REGISTERED) else None
+        self.reference = schema.overload_of(reference) if isinstance(reference, str) else reference
+        self.op: Callable[..., Any] = self.overload or op
+        self.binding = _bind(self.op, self.reference)
+        self.name = str(self.overload or getattr(op, "__qualname__", op))
+        unknown = self.given.keys() - {argument.name for argument in self.binding.schema.arguments}
+        if unknown:
+            raise ValueError(f"check_op: {self.name} has no argument {', '.join(sorted(unknown))}")
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The operator's result."""
+        return self.op(*args, **kwargs)
+
+    def expect(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The reference's result."""
+        return self.reference(*args, **kwargs)
+
+    def call(self, plan: TensorPlan) -> Call:
+        """The call with `plan` for every Tensor that must be given, and the dullest values that serve for the rest."""
+        return self._call(plan, self._source())
+
+    def _call(self, plan: TensorPlan, source: draws.Source) -> Call:
+        fields = {name: getattr(plan, name) for name in TensorPlan.__dataclass_fields__ if name != "_"}
+        plans = (TensorPlan(**{**fields, "seed": plan.seed + index}) for index in itertools.count())
+
+        def value(argument: Any) -> Any:
+            if argument.name in self.given:
+                return self.given[argument.name]()
+            if argument.has_default_value() and isinstance(source, Dull):
+                return argument.default_value
+            return schema.value(source, argument.real_type, lambda: next(plans), length=argument.N)
+
+        return Call(
+            tuple(value(argument) for argument in self.binding.positional),
+            {argument.name: value(argument) for argument in self.binding.keyword},
+        )
+
+    @functools.cached_property
+    def _source(self) -> Callable[[], draws.Source]:
+        """Gives the choices for what isn't a Tensor: the dullest, or the first that the reference takes."""
+        sources: list[Callable[[], draws.Source]] = [Dull]
+        sources += [functools.partial(draws.RandomSource, seed) for seed in range(40)]
+        for source in sources:
+            args, kwargs = self._call(TensorPlan((3,)), source()).build()
+            try:
+                self.expect(args, kwargs)
+            except Exception:
+                continue
+            return source
+        return Dull
+
+    @property
+    def writes(self) -> bool:
+        """Whether the schema lets it write into an input."""
+        return any(each.alias_info is not None and each.alias_info.is_write for each in self.binding.schema.arguments)
+
+    @property
+    def aliases(self) -> bool:
+        """Whether the schema lets an output share memory with an input."""
+        return any(each.alias_info is not None for each in self.binding.schema.arguments)
+
+    @property
+    def qualified(self) -> str | None:
+        """``namespace::name`` of a registered operator."""
+        return self.overload._schema.name if self.overload else None
+
+    @functools.cached_property
+    def device_types(self) -> tuple[str, ...]:
+        """Device types of this machine for which there is a kernel."""
+        present = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        if self.overload is None:
+            return tuple(present)
+        has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+        return tuple(each for each in present if has(self.entry, _KEYS[each]))
+
+    def registers(self, key: str) -> bool:
+        """Whether there is a kernel for a dispatch key, itself or by composition."""
+        if self.overload is None:
+            return True
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        return has(self.entry, "CompositeImplicitAutograd") or has(self.entry, key)
+
+    @functools.cached_property
+    def autograd_in_python(self) -> bool:
+        """Whether its gradient was registered from Python, where torch has no forward mode."""
+        if self.overload is None:
+            return True
+        lines = torch._C._dispatch_dump(self.entry).splitlines()
+        return any(line.startswith("Autograd") and ".py:" in line for line in lines)
+
+    @property
+    def entry(self) -> str:
+        """``namespace::name.overload``, as the dispatcher writes it."""
+        assert self.overload is not None
+        name, overload = self.overload._schema.name, self.overload._schema.overload_name
+        return f"{name}.{overload}" if overload else name
+
+    def homes(self) -> tuple[list[str], list[str]]:
+        """What a fresh process must load and import to have the operator."""
+        from ..loading import namespaces
+
+        space = (self.qualified or "").partition("::")[0]
+        libraries = []
+        for library in map(str, torch.ops.loaded_libraries):
+            registered = namespaces(Path(library))  # of one that others loaded nothing is known
+            if not space or not registered or space in registered:
+                libraries.append(library)
+        definition = torch._library.custom_ops.OPDEFS.get(self.qualified or "")
+        modules = [definition._init_fn.__module__] if definition is not None else []
+        if any("libidentity_conv_ops" in each for each in libraries):
+            modules.append("identity_conv.ops")
+            libraries = [each for each in libraries if "libidentity_conv_ops" not in each]
+        return libraries, [each for each in modules if each in sys.modules and each != "__main__"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "op": _entry_of(self.op),
+            "reference": _entry_of(self.reference),
+            "given": self.given,
+            "homes": self.homes(),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        load(state["homes"])
+        self.__init__(state["op"], state["reference"], state["given"])  # type: ignore[misc]
+
+
+def load(homes: tuple[list[str], list[str]]) -> None:
+    """Does in a fresh process what :meth:`Subject.homes` says."""
+    libraries, modules = homes
+    for library in libraries:
+        torch.ops.load_library(library)
+    for module in modules:
+        importlib.import_module(module)
+
+
+class Dull(draws.RandomSource):
+    """The dullest choice each time, but for a number, which is 1."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def integer(self, low: int, high: int) -> int:
+        return min(max(1, low), high)
+
+    def pick(self, among: Sequence[Any]) -> Any:
+        return among[0]
+
+
+def _bind(op: Any, reference: Any) -> schema.Binding:
+    try:
+        schema.schema_of(op)
+    except ValueError:
+        if not callable(op):
+            raise
+        # A builtin whose signature can't be read: one tensor, as most have.
+        op = _unary(op)
+    return schema.bind(op, reference)
+
+
+def _unary(function: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def unary(input: torch.Tensor) -> torch.Tensor:
+        return function(input)
+
+    unary.__name__ = getattr(function, "__name__", "function")
+    return unary
+
+
+def _entry_of(function: Any) -> Any:
+    """An operator by name, and anything else as it is."""
+    if isinstance(function, torch._ops.OpOverload):
+        schema_ = function._schema
+        return f"{schema_.name}.{schema_.overload_name or 'default'}"
+    return function

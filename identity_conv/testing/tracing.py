@@ -1,0 +1,529 @@
+"""Checks of what torch sees of an operator without running it: fakes, graphs, compiled code."""
+
+from __future__ import annotations
+
+import functools
+import io
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._decomp.decompositions_for_jvp  # what forward mode imports, before a fork rather than after
+import torch._subclasses.schema_check_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from .call import Call
+from .examine import Bench, describe, metadata, tensors_in
+from .plan import TensorPlan
+from .registry import stage
+
+
+@functools.cache
+def warm_up() -> None:
+    """Has torch import what fakes need, a second and more: before a fork, so that no child does it again."""
+    _symbolic(lambda args, _: torch.clone(*args), (torch.ones(2),), {})
+
+
+def _calls(bench: Bench) -> Iterator[Call]:
+    if bench.settings.given_calls is not None:
+        yield from bench.settings.given_calls
+        return
+    allowed = bench.settings.dtypes
+    first = next((each for each in (torch.float32, torch.int32) if each in allowed), allowed[0])
+    plans = [
+        TensorPlan((2, 3), first),
+        TensorPlan((), first),
+        TensorPlan((0,), first),
+        TensorPlan((0, 3), first),
+        TensorPlan((3, 0, 2), first),
+        TensorPlan((2, 3), first, permutation=(1, 0)),
+        TensorPlan((2, 3, 4), first, permutation=(1, 2, 0)),
+        TensorPlan((2, 3), first, padding=(0, 2)),
+        TensorPlan((2, 3), first, step=(1, 2)),
+        TensorPlan((2, 3), first, expand=(0,)),
+        TensorPlan((4, 3), first, windows=1),
+        TensorPlan((2, 3, 4, 5), first, memory_format=torch.channels_last),
+        TensorPlan((2, 3, 4, 5, 6), first, memory_format=torch.channels_last_3d),
+        TensorPlan((1, 3), first),
+        TensorPlan((7, 11, 13), first),
+        TensorPlan((2, 1, 2, 1, 2, 1, 2, 3), first),
+        TensorPlan((70_000,), first),
+        TensorPlan((1,), first, unit_stride=7),
+    ]
+    plans += [TensorPlan((2, 3), dtype) for dtype in allowed if dtype is not first]
+    if bench.full:
+        plans += [TensorPlan((3, 2), dtype, permutation=(1, 0)) for dtype in allowed if dtype is not first]
+        plans += [TensorPlan((0, 2), dtype) for dtype in allowed if dtype is not first]
+    for plan in plans:
+        yield bench.subject.call(plan)
+
+
+@stage("fake")
+def fakes(bench: Bench, start: int) -> None:
+    """What the fake says, held against the real output, or the reference's where the operator is wrong."""
+    subject = bench.subject
+    if subject.writes:
+        return
+    for index, call in enumerate(_calls(bench)):
+        if index < start:
+            continue
+        bench.index = index
+        bench.about_to(call)
+        args, kwargs = call.build(bench.device)
+        try:
+            bench.expected(args, kwargs)
+            real = tensors_in(subject.run(args, kwargs))
+        except Exception:
+            continue  # refused, or told by `accepts`
+        bench.about_to(call, 30.0)
+        for elsewhere in (False, True):
+            mode = FakeTensorMode(allow_non_fake_inputs=False)
+            given: list[torch.Tensor] = [mode.from_tensor(each) for each in tensors_in((args, kwargs))]
+            device = torch.device(bench.device)
+            if elsewhere:
+                if bench.device != "cpu" or bench.index > 8:
+                    continue
+                # A fake of another device: what is fixed to one shows.
+                device = torch.device("meta")
+                given = [_elsewhere(each, device) for each in tensors_in((args, kwargs))]
+            try:
+                with mode:
+                    faked = tensors_in(subject.run(*_filled(args, kwargs, given)))
+            except Exception as error:
+                if elsewhere:
+                    continue  # the operator needn't have that device
+                bench.violate("fake", f"none, or it fails: {describe(error)}", call)
+                return
+            if len(faked) != len(real):
+                bench.violate("fake", f"gives {len(faked)} tensors, the operator {len(real)}", call)
+                return
+            for mine, theirs in zip(faked, real, strict=True):
+                if mine.device.type != device.type:
+                    bench.violate("fake", f"says device {mine.device} for an input on {device}", call)
+                    return
+                wrong = [text for _, text in metadata(mine, theirs) if "device" not in text]
+                if not wrong and mine.is_conj() != theirs.is_conj():
+                    wrong = [f"expected is_conj() {theirs.is_conj()}"]
+                if wrong:
+                    bench.violate("fake", f"says otherwise than the operator does: {wrong[0]}", call)
+                    return
+            if subject.aliases:
+                continue
+            storages = {each.untyped_storage()._cdata for each in given}
+            if any(each.untyped_storage()._cdata in storages for each in faked):
+                bench.violate("fake", "its output shares memory with an input", call)
+                return
+
+
+def _elsewhere(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+
+
+def _filled(args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any, Any]:
+    rest = iter(tensors)
+    return torch.utils._pytree.tree_map(
+        lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
+    )
+
+
+@stage("symbolic")
+def symbolic(bench: Bench, start: int) -> None:
+    """Fakes with symbolic sizes: what comes out depends on them, and says nothing of their value."""
+    subject = bench.subject
+    if subject.writes or bench.settings.given_calls is not None:
+        return
+    dtype = next((each for each in (torch.float32,) if each in bench.settings.dtypes), bench.settings.dtypes[0])
+    for plan in (
+        TensorPlan((7,), dtype),
+        TensorPlan((7, 11), dtype),
+        TensorPlan((7, 11), dtype, permutation=(1, 0)),
+        TensorPlan((5, 7, 11), dtype),
+        TensorPlan((5, 3, 7, 11), dtype),
+        TensorPlan((8, 16), dtype),
+    ):
+        call = subject.call(plan)
+        bench.about_to(call, 30.0)
+        args, kwargs = call.build(bench.device)
+        try:
+            expected = _symbolic(subject.expect, args, kwargs)
+        except Exception:
+            expected = None
+        try:
+            bench.about_to(call)
+            subject.run(args, kwargs)
+        except Exception:
+            continue
+        bench.about_to(call, 30.0)
+        try:
+            found = _symbolic(subject.run, args, kwargs)
+        except Exception as error:
+            bench.violate("symbolic", f"the fake fails with symbolic sizes: {describe(error)}", call)
+            return
+        fixed, sizes, concrete = found
+        before = expected[0] if expected else set()
+        if new := fixed - before:
+            bench.violate("symbolic", f"the fake fixes a size of the input: {', '.join(sorted(new))}", call)
+            return
+        if expected and sizes != expected[1]:
+            bench.violate("symbolic", f"the fake's sizes are {sizes}, the reference's {expected[1]}", call)
+            return
+        if concrete and (not expected or not expected[2]):
+            bench.violate("symbolic", f"the fake's sizes don't depend on the input's: {sizes}", call)
+            return
+
+
+def _symbolic(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[set[str], list[str], bool]:
+    """Which input sizes a call fixes, the sizes that come out, and whether all of those are plain numbers."""
+    environment = ShapeEnv()
+    mode = FakeTensorMode(shape_env=environment)
+    given: list[torch.Tensor] = []
+    for each in tensors_in((args, kwargs)):
+        # Equal sizes get one symbol (DUCK): they are unequal within a tensor, and agree between tensors.
+        dynamic: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * each.dim())
+        given.append(mode.from_tensor(each, symbolic_context=dynamic))
+    symbols = {
+        str(_node(size).expr): f"dimension {dim}"
+        for each in given[:1]
+        for dim, size in enumerate(each.shape)
+        if isinstance(size, torch.SymInt)
+    }
+    with mode:
+        outputs = tensors_in(function(*_filled(args, kwargs, given)))
+    replaced = {str(old): new for old, new in environment.replacements.items()}
+    fixed = {f"{symbols[old]} to {new}" for old, new in replaced.items() if old in symbols and new.is_number}
+    # A guard of one symbol alone that compares it with a number: a size is asked for its value.
+    for guard in environment.guards:
+        names = {str(each) for each in guard.expr.free_symbols}
+        if len(names) == 1 and names <= symbols.keys() and type(guard.expr).__name__ == "Equality":
+            fixed.add(f"{symbols[names.pop()]} by {guard.expr}")
+    sizes = [str(tuple(_simplified(environment, size) for size in each.shape)) for each in outputs]
+    concrete = all(not isinstance(size, torch.SymInt) for each in outputs for size in each.shape)
+    return fixed, sizes, concrete and bool(symbols)
+
+
+def _node(size: Any) -> Any:
+    return size.node
+
+
+def _simplified(environment: ShapeEnv, size: Any) -> str:
+    return str(environment.simplify(_node(size).expr)) if isinstance(size, torch.SymInt) else str(size)
+
+
+@stage("opcheck", quick=False)
+def opcheck(bench: Bench, start: int) -> None:
+    """torch's own check, on samples of several layouts."""
+    subject = bench.subject
+    if subject.overload is None or subject.qualified is None or subject.qualified.startswith("aten::"):
+        return
+    allowed = bench.settings.dtypes
+    dtype = next((each for each in (torch.float32, torch.float64) if each in allowed), None)
+    if dtype is None:
+        return
+    calls = (
+        list(bench.settings.given_calls)[:3]
+        if bench.settings.given_calls is not None
+        else [
+            subject.call(TensorPlan((2, 3), dtype, grad="leaf")),
+            subject.call(TensorPlan((4, 3), dtype, permutation=(1, 0), grad="leaf")),
+            subject.call(TensorPlan((3, 4), dtype, padding=(0, 2))),
+            subject.call(TensorPlan((0, 3), dtype)),
+        ]
+    )
+    for call in calls:
+        bench.about_to(call, 60.0)
+        args, kwargs = call.build(bench.device)
+        try:
+            subject.expect(args, kwargs)
+        except Exception:
+            continue
+        tests = [
+            each
+            for each in ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+            if each != "test_autograd_registration" or not bench.settings.skip & {"grad"}
+        ]
+        results = torch.library.opcheck(subject.overload, args, kwargs, test_utils=tests, raise_exception=False)
+        for test, result in results.items():
+            if result != "SUCCESS":
+                bench.violate(
+                    "opcheck", f"{test}: {describe(result) if isinstance(result, BaseException) else result}", call
+                )
+                return
+
+
+def _wrapped(subject: Any, call: Call) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The operator and the reference as functions of the call's tensors alone."""
+    args, kwargs = call.args, dict(call.kwargs)
+    shape = (args, kwargs)
+
+    def with_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*tensors: torch.Tensor) -> Any:
+            rest = iter(tensors)
+            filled = torch.utils._pytree.tree_map(
+                lambda leaf: next(rest) if isinstance(leaf, TensorPlan) else leaf,
+                shape,
+                is_leaf=lambda leaf: isinstance(leaf, TensorPlan),
+            )
+            return function(*filled[0], **filled[1])
+
+        return called
+
+    return with_tensors(subject.op), with_tensors(subject.reference)
+
+
+@stage("compile", quick=False)
+def compiled(bench: Bench, start: int) -> None:
+    """torch.compile, traced whole: values and gradients, with static and with dynamic sizes."""
+    subject = bench.subject
+    if subject.writes:
+        return
+    torch._inductor.config.compile_threads = 1  # a pool of this process's may be another's
+    dtype = next(
+        (each for each in (torch.float32, torch.float64) if each in bench.settings.dtypes), bench.settings.dtypes[0]
+    )
+    floating = dtype.is_floating_point
+    if bench.settings.given_calls is not None:
+        groups = [[call] for call in bench.settings.given_calls[:2]]
+    else:
+        groups = [
+            [
+                subject.call(TensorPlan(shape, dtype, seed=index))
+                for index, shape in enumerate(((5, 7), (6, 7), (5, 9)))
+            ],
+            [
+                subject.call(TensorPlan((4, 6), dtype, permutation=(1, 0))),
+                subject.call(TensorPlan((4, 6), dtype, padding=(0, 3))),
+            ],
+            [subject.call(TensorPlan((2, 3, 4, 5), dtype, memory_format=torch.channels_last))],
+        ]
+    for backend in ("aot_eager", "inductor"):
+        for dynamic, group in zip((None, False, None), groups, strict=False):
+            if backend == "inductor" and group is groups[-1] and len(groups) > 1:
+                continue
+            function, _ = _wrapped(subject, group[0])
+            torch._dynamo.reset()  # one function's code is traced again and again
+            traced = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
+            for call in group:
+                bench.about_to(call, 120.0)
+                tensors = [plan.build(bench.device) for plan in call.plans]
+                others = [plan.build(bench.device) for plan in call.plans]
+                wants_grad = floating and not bench.settings.skip & {"grad"}
+                if wants_grad:
+                    for each in (*tensors, *others):
+                        if each.dtype.is_floating_point:
+                            each.requires_grad_()
+                try:
+                    eager = tensors_in(function(*others))
+                except Exception:
+                    continue
+                try:
+                    found = tensors_in(traced(*tensors))
+                except Exception as error:
+                    bench.violate("compile", f"{backend}: raised {describe(error)}", call)
+                    return
+                if text := _results_differ(bench, found, eager):
+                    bench.violate("compile", f"{backend}: {text}", call)
+                    return
+                if not wants_grad or not any(each.requires_grad for each in eager):
+                    continue
+                gradients = []
+                for outputs, inputs in ((found, tensors), (eager, others)):
+                    total = torch.stack([(each * each).sum() for each in outputs if each.requires_grad]).sum()
+                    try:
+                        gradients.append(torch.autograd.grad(total, inputs, allow_unused=True))
+                    except Exception as error:
+                        if outputs is eager:
+                            break
+                        bench.violate("compile", f"{backend}: backward raised {describe(error)}", call)
+                        return
+                if len(gradients) == 2:
+                    for mine, theirs in zip(*gradients, strict=True):
+                        if (mine is None) != (theirs is None) or (
+                            mine is not None and not torch.allclose(mine, theirs)
+                        ):
+                            bench.violate("compile", f"{backend}: the gradient isn't eager's", call)
+                            return
+
+
+def _results_differ(bench: Bench, found: list[torch.Tensor], eager: list[torch.Tensor]) -> str | None:
+    if len(found) != len(eager):
+        return f"gives {len(found)} tensors, eager {len(eager)}"
+    for mine, theirs in zip(found, eager, strict=True):
+        if wrong := [text for _, text in metadata(mine, theirs)]:
+            return wrong[0]
+        if text := bench.compare(mine, theirs):
+            return text
+    return None
+
+
+class _Module(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, inner: Callable[..., Any]) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.inner(*tensors)
+
+
+@stage("export", quick=False)
+def exported(bench: Bench, start: int) -> None:
+    """torch.export with free sizes; the program, and the same one from its file, on other sizes and layouts."""
+    subject = bench.subject
+    if subject.writes:
+        return
+    dtype = next((each for each in (torch.float32,) if each in bench.settings.dtypes), bench.settings.dtypes[0])
+    if bench.settings.given_calls is not None:
+        samples, others, free = list(bench.settings.given_calls[:1]), list(bench.settings.given_calls[:1]), False
+    else:
+        samples = [subject.call(TensorPlan((5, 7), dtype))]
+        others = [subject.call(TensorPlan(shape, dtype, seed=3)) for shape in ((5, 7), (6, 11), (2, 3))]
+        free = True
+    call = samples[0]
+    bench.about_to(call, 120.0)
+    tensors = [plan.build(bench.device) for plan in call.plans]
+    function, reference = _wrapped(subject, call)
+
+    def export(inner: Callable[..., Any]) -> Any:
+        auto = tuple(dict.fromkeys(range(each.dim()), torch.export.Dim.AUTO) for each in tensors)
+        return torch.export.export(
+            _Module(inner), tuple(tensors), dynamic_shapes=(auto,) if free else None, strict=False
+        )
+
+    try:
+        export(reference)
+        function(*tensors)
+    except Exception:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            program = export(function)
+        except Exception as error:
+            bench.violate("export", f"raised {describe(error)}", call)
+            return
+        try:
+            file = io.BytesIO()
+            torch.export.save(program, file)
+            file.seek(0)
+            loaded = torch.export.load(file)
+        except Exception as error:
+            bench.violate("export", f"saving and loading raised {describe(error)}", call)
+            return
+        for which, each in (("the program", program), ("the program from its file", loaded)):
+            for other in others:
+                bench.about_to(other, 120.0)
+                given = [plan.build(bench.device) for plan in other.plans]
+                try:
+                    found = tensors_in(each.module()(*given))
+                except Exception as error:
+                    bench.violate("export", f"{which} raised {describe(error)}", other)
+                    return
+                if text := _results_differ(bench, found, tensors_in(function(*given))):
+                    bench.violate("export", f"{which}: {text}", other)
+                    return
+
+
+@stage("aoti", tiers=("aoti",))
+def packaged(bench: Bench, start: int) -> None:
+    """One package with free sizes, fed many tensors, in Python and in the program without Python."""
+    subject = bench.subject
+    if subject.writes or bench.settings.given_calls is not None:
+        return
+    from .. import package, targets
+
+    torch._inductor.config.compile_threads = 1
+    dtype = torch.float32 if torch.float32 in bench.settings.dtypes else bench.settings.dtypes[0]
+    call = subject.call(TensorPlan((5, 7), dtype))
+    bench.about_to(call, 600.0)
+    tensors = tuple(plan.build(bench.device) for plan in call.plans)
+    function, _ = _wrapped(subject, call)
+    free = tuple({dim: torch.export.Dim.AUTO for dim in range(2)} for _ in tensors)  # noqa: C420
+    libraries = [argument for library in subject.homes()[0] for argument in ("--library", library)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pt2"
+        try:
+            program = torch.export.export(_Module(function), tensors, dynamic_shapes=(free,), strict=False)
+            package.compile_package(program, path)
+            loaded = package.load_package(path)
+        except Exception as error:
+            bench.violate("aoti", f"no package is made: {describe(error)}", call)
+            return
+        runner = targets.program().build()
+        fields: tuple[dict[str, Any], ...] = (
+            {},
+            {"permutation": (1, 0)},
+            {"padding": (0, 3)},
+            {"step": (2, 1)},
+            {"offset": 1},
+        )
+        plans = [
+            TensorPlan(shape, dtype, **each) for shape in ((5, 7), (2, 3), (64, 33), (300, 517)) for each in fields
+        ]
+        for index, plan in enumerate(plans):
+            other = subject.call(plan)
+            bench.about_to(other, 120.0)
+            given = [each.build(bench.device) for each in other.plans]
+            eager = tensors_in(function(*given))
+            if text := _results_differ(bench, tensors_in(loaded(*given)), eager):
+                bench.violate("aoti", f"the package in Python: {text}", other)
+                return
+            if index % len(fields) or len(given) != 1 or len(eager) != 1:
+                continue
+            x, y = Path(folder) / "x.pt", Path(folder) / "y.pt"
+            torch.save(given[0].cpu(), x)
+            command: list[Any] = [runner, path, *libraries, "--input", x, "--output", y]
+            done = subprocess.run(command, capture_output=True, text=True, env={}, check=False, timeout=100)
+            if done.returncode:
+                bench.violate(
+                    "aoti",
+                    f"the program without Python: {(done.stderr.strip().splitlines() or ['no text'])[-1]}",
+                    other,
+                )
+                return
+            if text := _results_differ(bench, [torch.load(y)], [eager[0].cpu()]):
+                bench.violate("aoti", f"the program without Python: {text}", other)
+                return
+
+
+@stage("dtensor", tiers=("dtensor",))
+def distributed(bench: Bench, start: int) -> None:
+    """Replicated and sharded inputs, on a mesh of this process alone."""
+    from torch import distributed as dist
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    dtype = torch.float32 if torch.float32 in bench.settings.dtypes else bench.settings.dtypes[0]
+    subject, type_ = bench.subject, torch.device(bench.device).type
+    calls = bench.settings.given_calls or [
+        subject.call(TensorPlan((4, 6), dtype)),
+        subject.call(TensorPlan((4, 6), dtype, permutation=(1, 0))),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        bench.about_to(None, 60.0)
+        dist.init_process_group(
+            "gloo" if type_ == "cpu" else "nccl", init_method=f"file://{folder}/store", rank=0, world_size=1
+        )
+        try:
+            mesh = dist.init_device_mesh(type_, (1,))
+            for call in calls:
+                args, kwargs = call.build(bench.device)
+                expected = tensors_in(subject.run(args, kwargs))
+                for placement in (Replicate(), Shard(0)):
+                    bench.about_to(call, 60.0)
+                    spread = [distribute_tensor(each, mesh, [placement]) for each in tensors_in((args, kwargs))]
+                    try:
+                        outputs = tensors_in(subject.run(*_filled(args, kwargs, spread)))
+                    except Exception as error:
+                        bench.tell(f"{placement}: refused by torch: {describe(error)[:160]}")
+                        continue
+                    found = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in outputs]
+                    if text := _results_differ(bench, found, expected):
+                        bench.violate("dtensor", f"{placement}: {text}", call)
+                        return
+        finally:
+            dist.destroy_process_group()

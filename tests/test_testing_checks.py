@@ -1,0 +1,394 @@
+"""check_op and check_class: wrong operators are caught for what is wrong with them, right ones pass."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import identity_conv
+from identity_conv.testing import (
+    Call,
+    CheckFailure,
+    TensorPlan,
+    check_class,
+    check_op,
+    close,
+    exact,
+    isolation,
+    memory,
+    ulp,
+)
+from identity_conv.testing import checking as checking_module
+
+EXTENSIONS = Path(__file__).parent / "extensions"
+
+
+@pytest.fixture(scope="module")
+def wrong():
+    """The wrong operators of tests/extensions/wrong.cpp."""
+    memory.guarded_allocator(build=True)
+    return identity_conv.Extension("test_wrong", [EXTENSIONS / "wrong.cpp"]).load().ops
+
+
+def violations(op, reference=torch.clone, **arguments) -> dict[str, str]:
+    """What a check finds, as check name → sentence; empty where it passes."""
+    try:
+        check_op(op, reference, **arguments)
+    except CheckFailure as failure:
+        return {violation.check: violation.sentence for violation in failure.violations}
+    return {}
+
+
+#: Each wrong operator and the checks of which one at least must speak of it.
+QUICKLY_CAUGHT = {
+    "strides": {"layout"},
+    "offset": {"layout"},
+    "tail": {"values"},
+    "nan": {"values"},
+    "dtype_path": {"values"},
+    "empty": {"sizes"},
+    "hang": {"values"},
+    "size": {"sizes"},
+    "second_call": {"deterministic", "no_memory"},
+    "scratch": {"threads"},
+    "reads_beyond": {"bounds"},
+    "writes_beyond": {"bounds"},
+    "unwritten": {"written"},
+    "alias": {"alias"},
+    "writes_input": {"inputs_untouched"},
+    "conj": {"layout"},
+    "row_major": {"strides"},
+    "silent": {"accepts"},
+    "fake_row_major": {"fake"},
+    "fake_dtype": {"fake"},
+    "fake_fixed": {"symbolic"},
+    "fake_missing": {"fake"},
+    "grad_missing": {"grad"},
+    "grad_expanded": {"grad"},
+    "grad_undefined": {"grad"},
+    "grad_once": {"second_order"},
+    "tangent_lost": {"forward_ad"},
+    "tangent_zero": {"forward_ad"},
+}
+
+
+@pytest.mark.parametrize("name", QUICKLY_CAUGHT)
+def test_a_wrong_operator_is_caught_for_what_is_wrong_with_it(name: str, wrong) -> None:
+    found = violations(getattr(wrong, name))
+    assert found.keys() & QUICKLY_CAUGHT[name], found
+
+
+def test_a_leak_is_caught_at_full(wrong) -> None:
+    everything_else = dict.fromkeys(checking_module.CHECKS.keys() - {"leak"}, "not looked at here")
+    assert "leak" in violations(wrong.leak, tier="full", skip=everything_else)
+    assert not violations(wrong.right, tier="full", skip=everything_else)
+
+
+@torch.library.custom_op("test_checks::copy", mutates_args=())
+def copy_by_python(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+copy_by_python.register_fake(torch.empty_like)
+copy_by_python.register_autograd(lambda ctx, grad: grad.clone())
+
+
+def copy_function(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+RIGHT = {
+    "composition": (lambda: torch.ops.test_wrong.composed, torch.clone),
+    "C++ with a gradient": (lambda: torch.ops.test_wrong.right, torch.clone),
+    "aten.clone": (lambda: torch.ops.aten.clone, torch.clone),
+    "aten.neg by name": (lambda: "aten::neg", torch.neg),
+    "two tensors": (lambda: torch.ops.aten.maximum.default, torch.maximum),
+    "numbers": (lambda: torch.ops.aten.clamp.default, torch.clamp),
+    "the identity": (lambda: torch.ops.my_ops.identity_conv_op, torch.clone),
+    "torch.library.custom_op": (lambda: copy_by_python, torch.clone),
+    "a function": (lambda: copy_function, torch.clone),
+}
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_right_operator_passes(kind: str, wrong) -> None:
+    op, reference = RIGHT[kind]
+    report = check_op(op(), reference)
+    assert not report.violations
+    assert report.cases > 300
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_right_operator_passes_at_full(kind: str, wrong) -> None:
+    op, reference = RIGHT[kind]
+    check_op(op(), reference, tier="full")
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("name", ["leak", *QUICKLY_CAUGHT])
+def test_a_wrong_operator_is_caught_at_full(name: str, wrong) -> None:
+    assert violations(getattr(wrong, name), tier="full").keys() & QUICKLY_CAUGHT.get(name, {"leak"})
+
+
+def test_a_crash_and_a_hang_cost_their_call_alone(wrong) -> None:
+    began = time.monotonic()
+    found = violations(wrong.empty)
+    assert "ended the process (SIGABRT" in found["sizes"]
+    assert "did not return" in violations(wrong.hang)["values"]
+    assert time.monotonic() - began < 120
+
+
+def test_a_failure_shows_check_sentence_plan_and_a_program_that_shows_it(wrong) -> None:
+    with pytest.raises(CheckFailure) as caught:
+        check_op(wrong.offset, torch.clone, skip={"vmap": "told by layout", "func": "told by layout"})
+    violation = next(each for each in caught.value.violations if each.check == "layout")
+    (plan,) = violation.case.plans
+    assert "offset" in plan.kinds
+    assert plan.numel <= 2
+    for part in ("layout (cpu)", violation.sentence, repr(plan), "torch.ops.test_wrong.offset"):
+        assert part in str(caught.value)
+    done = subprocess.run([sys.executable, "-c", violation.reproducer], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert '"test_wrong::offset"' in violation.to_cpp()
+    result, expected = done.stdout.splitlines()
+    assert result.removeprefix("result") != expected.removeprefix("expected")
+
+
+def test_what_is_skipped_is_not_told_and_stands_in_the_report(wrong) -> None:
+    reason = "no training yet"
+    report = check_op(wrong.grad_missing, torch.clone, skip={"grad": reason})
+    assert report.skipped["grad"] == reason
+    assert report.skipped["second_order"] == f"grad is skipped: {reason}"
+    assert f"skipped: {reason}" in repr(report)
+    assert f"skipped: {reason}" in report._repr_html_()
+    assert "grad" not in [run.check for run in report.runs]
+
+
+def test_a_check_that_is_left_alone_finds_what_it_is_for(wrong) -> None:
+    for name, check in (("offset", "layout"), ("size", "sizes"), ("tail", "values")):
+        skip = dict.fromkeys(checking_module.CHECKS.keys() - {check}, "not looked at here")
+        assert violations(getattr(wrong, name), skip=skip).keys() == {check}
+
+
+def test_forward_mode_that_torch_lacks_is_reported(wrong) -> None:
+    report = check_op(copy_by_python, torch.clone)
+    assert any(note.startswith("forward_ad: torch has no forward mode") for note in report.reported)
+
+
+def test_without_hypothesis_a_corpus_is_used_and_the_report_says_so(monkeypatch: pytest.MonkeyPatch, wrong) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        checking_module.importlib.util, "find_spec", lambda name: None if name == "hypothesis" else find_spec(name)
+    )
+    report = check_op(wrong.right, torch.clone)
+    assert any("hypothesis is not installed" in note for note in report.reported)
+    assert "layout" in violations(wrong.strides)
+
+
+def scaled(x: torch.Tensor, alpha: float) -> torch.Tensor:
+    return x * alpha
+
+
+@pytest.mark.parametrize(
+    ("op", "reference", "arguments", "sentence"),
+    [
+        ("test_checks::none", torch.clone, {}, "registered operator"),
+        (3, torch.clone, {}, "op must be an operator, its name or a callable, got 3"),
+        ("aten::clone", None, {}, "reference must be an operator, its name or a callable"),
+        ("aten::clone", scaled, {}, "alpha"),
+        ("aten::clone", torch.clone, {"tier": "most"}, "tier must be one of quick, full"),
+        ("aten::clone", torch.clone, {"skip": {"graad": "x"}}, "there is no check 'graad'"),
+        ("aten::clone", torch.clone, {"skip": {"grad": ""}}, "'grad' needs a reason"),
+        ("aten::clone", torch.clone, {"devices": []}, "devices must name one at least"),
+        ("aten::clone", torch.clone, {"inputs": {"y": 1}}, "no argument y"),
+        ("aten::clone", torch.clone, {"compare": 1e-3}, "compare must be"),
+    ],
+)
+def test_wrong_use_is_said_in_one_sentence(op, reference, arguments, sentence: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=sentence) as caught:
+        check_op(op, reference, **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_given_calls_are_all_that_is_looked_at() -> None:
+    calls = [Call((TensorPlan((4, 3)), TensorPlan((3, 2), permutation=(1, 0))))]
+    report = check_op(torch.ops.aten.mm.default, torch.mm, inputs=calls, compare=close())
+    assert {run.cells and next(iter(run.cells))[0] for run in report.runs if run.check == "values"} == {"float32"}
+
+
+def test_dtypes_that_are_left_out_are_refused_with_a_text_or_taken_rightly(wrong) -> None:
+    assert "refuses" in violations(wrong.silent, dtypes=[torch.float32])
+    assert not violations(wrong.right, dtypes=[torch.float32])
+
+
+def test_a_fresh_process_finds_the_same(monkeypatch: pytest.MonkeyPatch, wrong) -> None:
+    monkeypatch.setattr(checking_module, "_isolation_for", lambda settings, device: "spawn")
+    kept = {"values", "layout", "strides"}
+    skip = dict.fromkeys(checking_module.CHECKS.keys() - kept, "not looked at here")
+    assert violations(wrong.row_major, skip=skip).keys() == {"strides"}
+
+
+class TestComparisons:
+    def test_exact_tells_bits_apart(self) -> None:
+        nan = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
+        assert exact()(torch.zeros(2), torch.zeros(2)) is None
+        assert "at [0] expected 0.0" in str(exact()(torch.tensor([-0.0]), torch.tensor([0.0])))
+        assert exact()(nan, torch.tensor([float("nan")])) is not None
+        assert exact()(nan, nan.clone()) is None
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e5m2])
+    def test_ulp_counts_representable_numbers(self, dtype: torch.dtype) -> None:
+        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+        one = torch.ones(1, dtype=dtype)
+        above = (one.view(bits) + 3).view(dtype)
+        assert ulp(3)(above, one) is None
+        assert ulp(2)(above, one) is not None
+        zeros = torch.tensor([0.0, float("nan")]).to(dtype)
+        assert ulp(0)(torch.tensor([-0.0, float("nan")]).to(dtype), zeros) is None
+        assert ulp(100)(torch.tensor([float("inf")]).to(dtype), torch.tensor([float("-inf")]).to(dtype)) is not None
+
+    def test_close_takes_complex_numbers_and_integers_exactly(self) -> None:
+        z = torch.tensor([1 + 1j])
+        assert close(rtol=1e-3)(z * (1 + 1e-4), z) is None
+        assert close(rtol=1e-5)(z * (1 + 1e-3), z) is not None
+        assert close(atol=5)(torch.tensor([1]), torch.tensor([2])) is not None
+
+
+class TestClasses:
+    @pytest.mark.parametrize("name", ["Forgets", "Counts"])
+    def test_a_class_that_loses_its_state_is_caught(self, name: str, wrong) -> None:
+        with pytest.raises(CheckFailure) as caught:
+            check_class(getattr(torch.classes.test_wrong, name), "forward", torch.clone)
+        assert "state" in [violation.check for violation in caught.value.violations]
+
+    def test_a_right_class_passes(self, wrong) -> None:
+        assert not check_class(torch.classes.test_wrong.Kept, "forward", torch.clone).violations
+
+    def test_wrong_use_is_said_in_one_sentence(self, wrong) -> None:
+        with pytest.raises(ValueError, match="registered custom class"):
+            check_class("test_wrong.None", "forward", torch.clone)
+        with pytest.raises(ValueError, match="Kept has no method 'backward'"):
+            check_class(torch.classes.test_wrong.Kept, "backward", torch.clone)
+
+
+class TestIsolation:
+    @staticmethod
+    def run(tasks, perform, limit: float = 1.0):
+        return list(isolation.run(tasks, perform, how="fork", limit=limit))
+
+    def test_results_come_in_order_and_a_death_costs_its_task(self) -> None:
+        def perform(task: int, board, tell) -> None:
+            board.note(f"task {task}")
+            if task == 1:
+                os.abort()
+            tell(task * 10)
+
+        told = self.run([0, 1, 2], perform)
+        assert told[0] == (0, 0)
+        assert told[1][0] == 1
+        assert "SIGABRT" in told[1][1].how
+        assert told[1][1].at == "task 1"
+        assert told[2] == (2, 20)
+
+    def test_a_child_that_sleeps_or_spins_is_ended(self) -> None:
+        def perform(task: str, board, tell) -> None:
+            board.note(task)
+            while task == "spin":
+                pass
+            time.sleep(60)
+
+        told = self.run(["sleep", "spin"], perform)
+        assert [death.hung for _, death in told] == [True, True]
+
+    def test_several_threads_of_torch_work_in_a_fork(self) -> None:
+        torch.randn(1 << 20).sum()
+
+        def perform(task: int, board, tell) -> None:
+            torch.set_num_threads(2)
+            tell(float(torch.ones(1 << 21).sum()))
+
+        assert self.run([0], perform, limit=20.0) == [(0, float(1 << 21))]
+
+
+@pytest.fixture(scope="module")
+def wrong_on_cuda():
+    """The wrong operators of tests/extensions/wrong_kernels_cuda.cpp."""
+    sources = [EXTENSIONS / "wrong_kernels_cuda.cpp", EXTENSIONS / "wrong_kernels.cu"]
+    return identity_conv.Extension("test_wrong_cuda", sources).load().ops
+
+
+CAUGHT_ON_CUDA = {
+    "default_stream": {"stream"},
+    "synchronises": {"no_sync"},
+    "unaligned": {"values", "layout", "sizes"},
+    "grid": {"sizes", "accepts"},
+    "unseen": {"launch_errors"},
+    "writes_beyond": {"bounds"},
+    "reads_beyond": {"bounds"},
+    "scratch": {"two_streams"},
+    "leak": {"leak"},
+}
+
+NO_GRADIENT = dict.fromkeys(("grad", "vmap", "compile", "opcheck"), "it has no gradient")
+
+
+@pytest.mark.gpu
+class TestOnCuda:
+    @pytest.mark.parametrize("kind", ["aten.clone", "aten.neg by name", "the identity", "torch.library.custom_op"])
+    def test_a_right_operator_passes_at_full(self, kind: str) -> None:
+        op, reference = RIGHT[kind]
+        report = check_op(op(), reference, devices=["cuda"], tier="full")
+        assert {"stream", "capture", "no_sync"} <= {run.check for run in report.runs if run.cases}
+
+    @pytest.mark.parametrize("name", CAUGHT_ON_CUDA)
+    def test_a_wrong_operator_is_caught_for_what_is_wrong_with_it(self, name: str, wrong_on_cuda) -> None:
+        found = violations(getattr(wrong_on_cuda, name), devices=["cuda"], tier="full", skip=NO_GRADIENT)
+        assert found.keys() & CAUGHT_ON_CUDA[name], found
+
+    def test_a_right_operator_of_the_same_make_passes(self, wrong_on_cuda) -> None:
+        check_op(wrong_on_cuda.right, torch.clone, devices=["cuda"], tier="full", skip=NO_GRADIENT)
+
+
+class TestExtensions:
+    """The operators and the class of the other tests' extensions."""
+
+    @staticmethod
+    def load(name: str):
+        return identity_conv.Extension(f"test_{name}", [EXTENSIONS / f"{name}.cpp"]).load()
+
+    def test_scale(self) -> None:
+        ops = self.load("scale").ops
+        floating = [torch.float32, torch.float64, torch.bfloat16]
+        skip = {"grad": "it has no Autograd kernel", "fake": "its Meta kernel is torch's own composition"}
+        check_op(
+            ops.scale, lambda x, shift=None: x * 2.0 if shift is None else x * 2.0 + shift, dtypes=floating, skip=skip
+        )
+        check_op(ops.both, lambda x: (x * 2.0, x * x), dtypes=floating, skip=skip)
+
+    def test_node(self) -> None:
+        skip = {"forward_ad": "its node has none", "func": "its node has no forward mode"}
+        check_op(self.load("node").ops.copy, torch.clone, skip=skip)
+
+    def test_affine(self) -> None:
+        self.load("affine")
+
+        def reference(obj, x: torch.Tensor) -> torch.Tensor:
+            fields = dict(obj.__obj_flatten__())
+            return x * fields["weight"] + fields["shift"]
+
+        check_class(
+            "test_affine.Affine",
+            "forward",
+            reference,
+            state={"weight": TensorPlan((1,)), "shift": 2},
+            dtypes=[torch.float32, torch.float64],
+            compare=close(),
+        )
