@@ -58,34 +58,43 @@ def pointwise(
     if unknown:
         raise ValueError(f"sharding: keeps_partial may name {', '.join(EVERY_PARTIAL)}, got {', '.join(unknown)}")
 
-    def rows(ranks: Sequence[Sequence[int]], present: Sequence[Placement]) -> list[Row]:
-        rank = max((len(sizes) for sizes in ranks), default=0)
+    def rows(sizes: Sequence[Sequence[int]], present: Sequence[Placement]) -> list[Row]:
+        shape = torch.broadcast_shapes(*sizes)
+        rank, outputs = len(shape), len(_overload(op)._schema.returns)
         allowed = set(range(rank)) if over is None else {dim % rank for dim in over if -rank <= dim < rank}
-        outputs = len(_overload(op)._schema.returns)
         found: list[Row] = []
-        for placement in present:
+        for own, placement in zip(sizes, present, strict=True):
             if placement.is_partial():
-                if len(ranks) == 1 and placement.reduce_op in keeps_partial:  # type: ignore[attr-defined]
+                if len(sizes) == 1 and placement.reduce_op in keeps_partial:  # type: ignore[attr-defined]
                     found.append(([placement] * outputs, [placement]))
-            elif not placement.is_replicate() and placement.dim in allowed:  # type: ignore[attr-defined]
-                found.append(_along(placement, ranks, rank, outputs))
+            elif not placement.is_replicate():
+                along = placement.dim + rank - len(own)  # type: ignore[attr-defined]
+                if along in allowed and own[placement.dim] == shape[along]:  # type: ignore[attr-defined]
+                    found.append(_along(placement, along, shape, own, sizes, outputs))
         return found
 
     _register(op, rows)
 
 
-def _along(placement: Any, ranks: Sequence[Sequence[int]], rank: int, outputs: int) -> Row:
-    """Every input sharded along one dimension of the output; one that is broadcast along it is whole."""
+def _along(
+    placement: Placement,
+    along: int,
+    shape: Sequence[int],
+    own: Sequence[int],
+    sizes: Sequence[Sequence[int]],
+    outputs: int,
+) -> Row:
+    """Outputs and inputs sharded along one dimension of the output; an input that is broadcast there is whole."""
     from torch.distributed.tensor.placement_types import Replicate, Shard
 
+    def of(rank: int) -> Placement:
+        return placement if rank == len(own) else Shard(along - (len(shape) - rank))
+
     inputs: list[Placement] = []
-    for sizes in ranks:
-        own = placement.dim - (rank - len(sizes))
-        if own < 0 or (sizes[own] == 1 and any(len(other) and other != sizes for other in ranks)):
-            inputs.append(Replicate())
-        else:
-            inputs.append(placement if own == placement.dim else Shard(own))
-    return [placement] * outputs, inputs
+    for other in sizes:
+        dim = along - (len(shape) - len(other))
+        inputs.append(of(len(other)) if dim >= 0 and other[dim] == shape[along] else Replicate())
+    return [of(len(shape))] * outputs, inputs
 
 
 def reduces(op: torch._ops.OpOverload | str, dim: int, *, keepdim: bool = False, partial: str | None = None) -> None:
@@ -110,23 +119,21 @@ def reduces(op: torch._ops.OpOverload | str, dim: int, *, keepdim: bool = False,
     if partial is not None and partial not in EVERY_PARTIAL:
         raise ValueError(f"sharding: partial must be one of {', '.join(EVERY_PARTIAL)} or None, got {partial!r}")
 
-    def rows(ranks: Sequence[Sequence[int]], present: Sequence[Placement]) -> list[Row]:
+    def rows(sizes: Sequence[Sequence[int]], present: Sequence[Placement]) -> list[Row]:
         from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
-        rank = len(ranks[0])
-        reduced = dim % rank if -rank <= dim < rank else None
-        outputs, others = len(_overload(op)._schema.returns), [Replicate()] * (len(ranks) - 1)
-        found: list[Row] = []
-        for placement in present:
-            if reduced is None or placement.is_partial() or placement.is_replicate() or placement.dim >= rank:  # type: ignore[attr-defined]
-                continue
-            along: int = placement.dim  # type: ignore[attr-defined]
-            if along != reduced:
-                after = Shard(along - (along > reduced and not keepdim))
-                found.append(([after] * outputs, [placement, *others]))
-            elif partial:
-                found.append(([Partial(partial)] * outputs, [placement, *others]))
-        return found
+        rank, placement = len(sizes[0]), present[0]
+        if placement.is_partial() or placement.is_replicate() or not -rank <= dim < rank:
+            return []
+        along: int = placement.dim  # type: ignore[attr-defined]
+        if along != dim % rank:
+            after: Placement = Shard(along - (along > dim % rank and not keepdim))
+        elif partial:
+            after = Partial(partial)
+        else:
+            return []
+        outputs = len(_overload(op)._schema.returns)
+        return [([after] * outputs, [placement] + [Replicate()] * (len(sizes) - 1))]
 
     _register(op, rows)
 
@@ -150,8 +157,12 @@ _waiting: dict[torch._ops.OpOverload, Rows] = {}
 
 def _register(op: torch._ops.OpOverload | str, rows: Rows) -> None:
     overload = _overload(op)
-    if not any("Tensor" in str(argument.type) for argument in overload._schema.arguments):
-        raise ValueError(f"sharding: op must take a tensor, got {overload._schema}")
+    schema = overload._schema
+    taken, given = ({str(each.type) for each in side} for side in (schema.arguments, schema.returns))
+    if "List[Tensor]" in taken | given:
+        raise ValueError(f"sharding: op must take and return tensors, not lists of them, got {schema}")
+    if not {"Tensor", "Optional[Tensor]"} & taken:
+        raise ValueError(f"sharding: op must take a tensor, got {schema}")
     _waiting[overload] = rows
     if not _is_imported():
         _AfterImport.install()
@@ -184,22 +195,18 @@ def _strategy(rows: Rows) -> Callable[[Any], Any]:
         from torch.distributed.tensor._ops.utils import generate_redistribute_costs
         from torch.distributed.tensor.placement_types import Replicate
 
-        inputs = [each for each in op_schema.args_strategy]
-        inputs += [each for each in op_schema.kwargs_strategy]
+        inputs = [*op_schema.args_strategy, *op_schema.kwargs_strategy]
         specs = [each.strategies[0].output_spec for each in inputs]
         sizes = [tuple(spec.tensor_meta.shape) for spec in specs]
         outputs = len(op_schema.op._schema.returns)
         whole: Row = ([Replicate()] * outputs, [Replicate()] * len(inputs))
-        by_mesh_dim = []
-        for dim in range(op_schema.get_mesh_from_args().ndim):
-            present = dict.fromkeys(spec.placements[dim] for spec in specs)
-            by_mesh_dim.append([*rows(sizes, list(present)), whole])
         mesh = op_schema.get_mesh_from_args()
+        by_mesh_dim = []
+        for dim in range(mesh.ndim):
+            by_mesh_dim.append([*rows(sizes, [spec.placements[dim] for spec in specs]), whole])
         found = []
         for row in itertools.product(*by_mesh_dim):
-            gives = [
-                DTensorSpec(mesh, tuple(of_dim[0][i] for of_dim in row)) for i in range(outputs)
-            ]
+            gives = [DTensorSpec(mesh, tuple(of_dim[0][i] for of_dim in row)) for i in range(outputs)]
             takes = [
                 DTensorSpec(mesh, tuple(of_dim[1][i] for of_dim in row), tensor_meta=spec.tensor_meta)
                 for i, spec in enumerate(specs)
