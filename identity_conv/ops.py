@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import targets
+from . import sharding, targets
 from .extension import Extension
 
 extension = Extension._of(targets.operators()).load()
@@ -18,6 +18,9 @@ extension = Extension._of(targets.operators()).load()
 @torch.library.register_vmap("my_ops::identity_conv_op")
 def _batching_rule(info: Any, in_dims: tuple[int | None, ...], x: torch.Tensor) -> tuple[torch.Tensor, int | None]:
     return identity_conv(x), in_dims[0]
+
+
+sharding.pointwise("my_ops::identity_conv_op", keeps_partial=sharding.EVERY_PARTIAL)
 
 
 def identity_conv(x: torch.Tensor) -> torch.Tensor:

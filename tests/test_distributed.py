@@ -1,0 +1,81 @@
+"""Custom operators on several processes: DTensor, data, tensor and pipeline parallel, checkpoints, by torchrun."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import distributed_worker
+import pytest
+import torch
+from support_build import environment, run_python
+
+from identity_conv import sharding
+
+TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
+
+
+@functools.cache
+def outcomes(device: str, world: int) -> list[dict[str, str]]:
+    """What each rank says of each scenario: one torchrun for all, since starting ranks takes longest."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), distributed_worker.__file__]
+        done = subprocess.run(
+            [sys.executable, *command, device, folder],
+            env=environment({"OMP_NUM_THREADS": "1"}),
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        found = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("*.json"))]
+    assert len(found) == world, done.stderr
+    return found
+
+
+@pytest.mark.parametrize("scenario", [each.__name__ for each in distributed_worker.SCENARIOS])
+@pytest.mark.parametrize(
+    ("device", "world"),
+    [("cpu", 2), pytest.param("cpu", 4, marks=pytest.mark.night), pytest.param("cuda", 2, marks=TWO_GPUS)],
+)
+def test_equals_one_process(device: str, world: int, scenario: str) -> None:
+    said = [rank.get(scenario, "never reached") for rank in outcomes(device, world)]
+    assert said == ["ok"] * world, "\n".join(said)
+
+
+def test_rules_wait_for_the_import_of_dtensor() -> None:
+    code = """
+import sys, identity_conv
+assert "torch.distributed.tensor" not in sys.modules
+import torch.distributed.tensor as dtensor
+rules = dtensor.DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+assert torch.ops.my_ops.identity_conv_op.default in rules
+"""
+    done = run_python("-c", f"import torch{code}")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: sharding.pointwise("my_ops::nothing"), "op must be a registered operator, .* got 'my_ops::nothing'"),
+        (lambda: sharding.pointwise("nothing"), "op must be a registered operator, .* got 'nothing'"),
+        (lambda: sharding.pointwise("aten::cat"), "not lists of them"),
+        (lambda: sharding.pointwise("aten::ones"), "op must take a tensor"),
+        (
+            lambda: sharding.pointwise("my_ops::identity_conv_op", keeps_partial=["mean"]),
+            "keeps_partial may name sum, avg, product, max, min, got mean",
+        ),
+        (
+            lambda: sharding.reduces("my_ops::identity_conv_op", 0, partial="mean"),
+            "partial must be one of sum, avg, product, max, min or None, got 'mean'",
+        ),
+    ],
+)
+def test_wrong_rules_are_refused(call, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        call()
