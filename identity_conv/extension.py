@@ -130,6 +130,28 @@ class Extension:
 
         return getattr(torch.classes, self._namespace())
 
+    def output_like(self, operator: str, argument: str) -> None:
+        """Says that an operator's output is like one of its arguments: sizes, strides, dtype and device.
+
+        With that it can be exported and compiled; loads the library if need be. In C++,
+        ``<identity_conv/output_like.h>`` does the same.
+
+        Args:
+            operator: its name in the library's namespace.
+            argument: the name of a tensor among its arguments.
+
+        Raises:
+            ValueError: it has no tensor argument of that name, or doesn't return one tensor.
+            AttributeError: the library registers in no namespace, or in several, or has no such operator.
+
+        Example::
+
+            ext.output_like("scale", "x")
+        """
+        from . import fakes
+
+        fakes.output_like(f"{self._namespace()}::{operator}", argument)
+
     def _namespace(self) -> str:
         from . import loading
 

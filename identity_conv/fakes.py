@@ -1,94 +1,381 @@
-"""Fake classes derived from the loaded library, and the gradient rule for class calls.
+"""Fakes derived from the loaded library: of classes, of operators that take an object; and who has none.
 
-This is the one module that touches torch's private interfaces for custom classes; seen in torch
-2.11, 2.13 and 2.14.
+This module touches torch's private interfaces for custom classes and fakes; seen in torch 2.11, 2.13 and
+2.14.
 """
 
 from __future__ import annotations
 
 import functools
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
-from torch._higher_order_ops import torchbind
 from torch._library import fake_class_registry
+from torch._library.fake_class_registry import FakeScriptObject, global_fake_class_registry
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
-_PREFIX = "__torch__.torch.classes."
+PREFIX = "__torch__.torch.classes."
+_STATE_H = "#include <identity_conv/state.h> writes it from the fields"
+
+
+def operator(name: str) -> Any:
+    """The operator ``namespace::name.overload``, or ``namespace::name``."""
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
 
 
 def class_names() -> set[str]:
     """Every custom class registered in this process, as ``namespace.Class``."""
-    return set(_methods_by_class())
+    return set(_schemas_by_class())
 
 
-def _methods_by_class() -> dict[str, list[Any]]:
-    methods: dict[str, list[Any]] = {}
+def _schemas_by_class() -> dict[str, list[Any]]:
+    """Each class's functions that take an object of it first: its methods, and static methods of some class."""
+    schemas: dict[str, list[Any]] = {}
     for schema in torch._C._jit_get_custom_class_schemas():  # type: ignore[attr-defined]
         owner = schema.arguments[0].type.str() if schema.arguments else ""
-        if owner.startswith(_PREFIX):
-            methods.setdefault(owner.removeprefix(_PREFIX), []).append(schema)
-    return methods
+        if owner.startswith(PREFIX):
+            schemas.setdefault(owner.removeprefix(PREFIX), []).append(schema)
+    return schemas
+
+
+class _Fake:
+    """What a derived fake class inherits: its methods run on a C++ object, rebuilt from the fake fields."""
+
+    _name: str  # ns::Class
+
+    def __init__(self, real: Any, fields: dict[str, Any]):
+        # A field may have any name but this mangled one.
+        self.__real = real
+        for field, value in fields.items():
+            if not hasattr(type(self), field):  # dynamo reads fields; where a method has the name, the method wins
+                self.__dict__[field] = value
+
+    @property
+    def _real(self) -> Any:
+        return self.__real
 
 
 def derive(qualified: str) -> None:
     """Registers a fake for the class ``namespace.Class`` unless it has one.
 
-    The fake's methods run on a C++ copy of the object, rebuilt from its flattened fields, so that
-    tracing never changes the real one; the C++ methods reach operators through the dispatcher, whose
-    Meta kernels keep symbolic sizes.
+    Its methods run on a C++ object rebuilt from the fake fields, so that tracing never changes the real one;
+    they reach operators through the dispatcher, whose Meta kernels keep symbolic sizes.
     """
+    _let_authors_replace()
     namespace, name = qualified.split(".", 1)
-    if fake_class_registry.global_fake_class_registry.has_impl(f"{_PREFIX}{qualified}"):
+    if global_fake_class_registry.has_impl(f"{PREFIX}{qualified}"):
         return
-    schemas = {schema.name: schema for schema in _methods_by_class()[qualified]}
-    if "__obj_flatten__" not in schemas:
-        return  # torch itself names the class and the method when tracing meets it
+    shown = f"{namespace}::{name}"
     real_class = getattr(getattr(torch.classes, namespace), name)
-    parameters = [argument.name for argument in schemas["__init__"].arguments[1:]]
-    methods = [method for method in schemas if not method.startswith("__")]
+    # A static method may take an object of its class first; the class itself knows static methods alone.
+    schemas = {each.name: each for each in _schemas_by_class()[qualified] if not _is_static(real_class, each.name)}
+    if "__obj_flatten__" not in schemas:
+        warnings.warn(
+            f'{shown} has no __obj_flatten__ and can\'t be exported or compiled: add .def("__obj_flatten__", ...) '
+            f"that returns its fields as pairs of name and value; {_STATE_H}",
+            stacklevel=2,
+        )
+        return
+    methods = [
+        method
+        for method in schemas
+        if method not in ("__init__", "__obj_flatten__", "__getstate__", "__setstate__", "__eq__", "__ne__", "__hash__")
+    ]
 
     def unflatten(cls: type, flattened: Any) -> Any:
-        fields = dict(flattened)
-        if set(parameters) != set(fields):
-            raise TypeError(
-                f"{qualified}: no fake can be derived, since its constructor takes {parameters} and "
-                f"__obj_flatten__ gives {sorted(fields)}: name both alike (torch::arg), or register a fake class"
-            )
-        fake = cls()
-        fake._copy = real_class(**fields)
-        for field, value in fields.items():
-            if field not in methods:
-                setattr(fake, field, value)
-        return fake
+        return cls(_rebuild(shown, real_class, schemas, flattened), dict(flattened))
 
-    def method(method_name: str) -> Any:
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return getattr(self._copy, method_name)(*args, **kwargs)
+    body = {
+        "_name": shown,
+        "__obj_unflatten__": classmethod(unflatten),
+        **{each: _method(shown, each, schemas[each]) for each in methods},
+    }
+    fake_class_registry.register_fake_class(shown, type(name, (_Fake,), body))  # type: ignore[arg-type]
 
-        call.__name__ = method_name
-        return call
 
-    body = {"__obj_unflatten__": classmethod(unflatten), **{each: method(each) for each in methods}}
-    fake_class_registry.register_fake_class(f"{namespace}::{name}", type(name, (), body))  # type: ignore[arg-type]
+def _is_static(real_class: Any, name: str) -> bool:
+    try:
+        getattr(real_class, name)
+    except (AttributeError, RuntimeError):
+        return False
+    return not hasattr(type(real_class), name)
 
 
 @functools.cache
-def keep_gradients_of_class_calls() -> None:
-    """Lets gradients through class methods that run under ``torch.compile``.
+def _let_authors_replace() -> None:
+    """Lets a fake written by hand take a derived one's place, without torch's warning."""
+    register = global_fake_class_registry.register
 
-    torch's own rule for ``call_torchbind`` and the Autograd key detaches: parameters before the call
-    get no gradient, without a word. Where grad is wanted the method runs as it does in eager, and
-    the operators inside it record themselves.
+    def replace(qualified: str, fake_class: Any = None) -> None:
+        if global_fake_class_registry.has_impl(qualified):
+            before = global_fake_class_registry.get_impl(qualified)
+            if isinstance(before, type) and issubclass(before, _Fake):
+                global_fake_class_registry.deregister(qualified)
+        register(qualified, fake_class)
+
+    global_fake_class_registry.register = replace  # type: ignore[method-assign]
+
+
+# --- a copy of an object --------------------------------------------------------------------------
+
+_way_of: dict[str, int] = {}  # by class: what made a right copy the last time
+
+
+def _rebuild(shown: str, real_class: Any, schemas: dict[str, Any], flattened: Any) -> Any:
+    """A C++ object that flattens to `flattened`: by constructor keywords, by order, or by ``__setstate__``.
+
+    Raises:
+        TypeError: none of them gives those fields again.
     """
-    call_torchbind = torchbind.call_torchbind
-    torchs_rule = call_torchbind.py_kernels[DispatchKey.Autograd]
+    causes: list[str] = []
+    ways = list(_ways(shown, real_class, schemas, flattened))
+    first = _way_of.get(shown, 0)
+    for index in sorted(range(len(ways)), key=lambda each: each != first):
+        what, make = ways[index]
+        try:
+            copy = make()
+            again = copy.__obj_flatten__()
+        except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, IndexError) as error:
+            causes.append(f"{what}: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}")
+            continue
+        wrong = _differences(flattened, again)
+        if not wrong:
+            _way_of[shown] = index
+            return copy
+        causes.append(f"{what}: {', '.join(wrong)} came back different")
+    parameters = [argument.name for argument in schemas["__init__"].arguments[1:]] if "__init__" in schemas else []
+    raise TypeError(
+        f"{shown}: no fake can be derived, since no copy of an object flattens to the fields "
+        f"{[field for field, _ in flattened]} again (the constructor takes {parameters}; {'; '.join(causes)}): give the "
+        f"constructor the names of __obj_flatten__ (torch::arg), or register a fake class by hand; {_STATE_H}"
+    )
 
-    def rule(obj: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        tensors = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            return torchbind.call_torchbind_impl(obj, method, *args, **kwargs)
-        return torchs_rule(obj, method, *args, **kwargs)
 
-    call_torchbind.py_kernels[DispatchKey.Autograd] = rule
-    call_torchbind._dispatch_cache.clear()
+def _ways(
+    shown: str, real_class: Any, schemas: dict[str, Any], flattened: Any
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    fields = dict(flattened)
+    values = [value for _, value in flattened]
+    if "__init__" in schemas:
+        yield "by keywords", lambda: real_class(**fields)
+        yield "by order", lambda: real_class(*values)
+    if "__setstate__" in schemas:
+        # What def_pickle takes isn't known, but few things are likely.
+        states = [values[0]] if len(values) == 1 else [tuple(values)]
+        for state in [*states, fields, tuple(flattened), values]:
+            yield "by __setstate__", functools.partial(_from_state, shown, state)
+
+
+def _from_state(shown: str, state: Any) -> Any:
+    obj = torch.ScriptObject.__new__(torch.ScriptObject)
+    obj.__setstate__((state, PREFIX + shown.replace("::", ".")))
+    return obj
+
+
+def _differences(flattened: Any, again: Any) -> list[str]:
+    """The names of the fields that aren't the same, tensors by identity or, made anew, by what a fake has."""
+    one, other = dict(flattened), dict(again)
+    if one.keys() != other.keys():
+        return sorted(one.keys() ^ other.keys())
+    mine = [leaf for leaf in pytree.tree_leaves(one) if isinstance(leaf, torch.Tensor)]
+    return [field for field in one if not _same(one[field], other[field], mine)]
+
+
+def _same(one: Any, other: Any, mine: list[Any]) -> bool:
+    leaves, spec = pytree.tree_flatten(one)
+    others, other_spec = pytree.tree_flatten(other)
+    if spec != other_spec:
+        return False
+    for leaf, its in zip(leaves, others, strict=True):
+        if leaf is its:
+            continue
+        if isinstance(leaf, torch.Tensor) or isinstance(its, torch.Tensor):
+            if not (isinstance(leaf, torch.Tensor) and isinstance(its, torch.Tensor)):
+                return False
+            # Another field's tensor in its place is a swap, however alike they are.
+            if any(its is each for each in mine) or _meta(leaf) != _meta(its):
+                return False
+        elif type(leaf) is not type(its) or not (leaf == its or (leaf != leaf and its != its)):
+            return False
+    return True
+
+
+def _meta(tensor: torch.Tensor) -> Any:
+    return tuple(tensor.shape), tensor.dtype, tensor.device, tensor.layout
+
+
+# --- a method -------------------------------------------------------------------------------------
+
+#: What torch says to a kernel that looks at the sizes, strides or data of a fake tensor.
+_LOOKED = (
+    "with symbolic sizes/strides",
+    "Cannot access data pointer",
+    "doesn't have storage",
+)
+
+
+def _has_looked(error: RuntimeError) -> bool:
+    from torch.fx.experimental import symbolic_shapes  # slow to import, and here already
+
+    kinds = (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        symbolic_shapes.GuardOnDataDependentSymNode,
+    )
+    return isinstance(error, kinds) or any(text in str(error) for text in _LOOKED)
+
+
+
+def _method(shown: str, name: str, schema: Any) -> Callable[..., Any]:
+    def call(self: _Fake, *args: Any, **kwargs: Any) -> Any:
+        _refuse_lost_state_gradient(self, f"{shown}.{name}", args, kwargs)
+        try:
+            return getattr(self._real, name)(*args, **kwargs)
+        except RuntimeError as error:
+            if not _has_looked(error):
+                raise
+            raise RuntimeError(
+                f"{shown}.{name} asks for the sizes, strides or data of a tensor that has none while it is traced "
+                f"({str(error).strip().splitlines()[0]}): use sym_size and sym_sizes, leave data to operators with a "
+                "Meta kernel, or register a fake class by hand (torch._library.register_fake_class)"
+            ) from error
+
+    call.__name__ = name
+    return call
+
+
+def _refuse_lost_state_gradient(fake: _Fake, name: str, args: Any, kwargs: Any) -> None:
+    """For a method without a tensor, which torch doesn't ask the Autograd key about."""
+    if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+        return
+    if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
+        from . import gradients
+
+        gradients.refuse_lost_state_gradient(name, fake)
+
+
+def class_of(obj: Any) -> str:
+    """``namespace.Class`` of a real or a fake object."""
+    name = obj.script_class_name if isinstance(obj, FakeScriptObject) else obj._type().qualified_name()
+    return name.removeprefix(PREFIX)
+
+
+def _derived(obj: Any) -> _Fake | None:
+    obj = obj.wrapped_obj if isinstance(obj, FakeScriptObject) else obj
+    return obj if isinstance(obj, _Fake) else None
+
+
+def fields_of(obj: Any) -> list[tuple[str, Any]]:
+    """The fields of a fake; of one written by hand, of the real object behind it."""
+    fake = _derived(obj)
+    real = fake._real if fake else obj.real_obj if isinstance(obj, FakeScriptObject) else obj
+    return list(real.__obj_flatten__()) if hasattr(real, "__obj_flatten__") else []
+
+
+def fingerprint(obj: Any) -> Any:
+    """Differs where a method has changed a derived fake's state; None for one written by hand."""
+    fake = _derived(obj)
+    if fake is None:
+        return None
+
+    def key(value: Any) -> Any:
+        return (id(value), value._version) if isinstance(value, torch.Tensor) else repr(value)
+
+    return pytree.tree_map(key, fake._real.__obj_flatten__())
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+def watch_operator(name: str) -> None:
+    """Sees to the operator ``namespace::name.overload`` of a loaded library where it is traced.
+
+    One without a Meta kernel or a fake is named, with what to write; one that takes an object runs its Meta
+    kernel on the C++ object behind a derived fake.
+    """
+    from . import gradients
+
+    op = operator(name)
+    takes_object = any(argument.type.str().startswith(PREFIX) for argument in op._schema.arguments)
+
+    def rule(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if has_fake(name):
+            if takes_object and not _has_python_fake(name):
+                return _run_meta(mode, func, args, kwargs)
+            return mode.__torch_dispatch__(func, types, args, kwargs)
+        raise NotImplementedError(_without_fake(func))
+
+    plain = name.removesuffix(".default")
+    torch.library.register_torch_dispatch(plain, FakeTensorMode, rule)
+    if takes_object:
+        gradients.keep_those_of_operator(name)
+
+
+def _has_python_fake(name: str) -> bool:
+    return torch._library.simple_registry.singleton.find(name.removesuffix(".default")).fake_impl.kernel is not None
+
+
+def has_fake(name: str) -> bool:
+    """Whether the operator can be traced: by a fake in Python, a Meta kernel, or one that serves every device."""
+    return _has_python_fake(name) or torch._C._dispatch_has_computed_kernel_for_dispatch_key(
+        name.removesuffix(".default"), "Meta"
+    )
+
+
+def _run_meta(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    def real(leaf: Any) -> Any:
+        fake = _derived(leaf)
+        if isinstance(leaf, FakeScriptObject) and fake is None:
+            raise NotImplementedError(
+                f"{func} takes an object whose fake class was written by hand: write its fake too, with "
+                f'@torch.library.register_fake("{func._schema.name}")'
+            )
+        return fake._real if fake else leaf
+
+    args, kwargs = pytree.tree_map(real, (args, kwargs))
+    with mode:
+        return func._op_dk(torch._C.DispatchKey.Meta, *args, **kwargs)
+
+
+def _without_fake(func: Any) -> str:
+    schema = func._schema
+    namespace, _, short = schema.name.partition("::")
+    tensor = next((each.name for each in schema.arguments if each.type.str() == "Tensor"), "x")
+    arguments = ", ".join(each.name for each in schema.arguments)
+    return (
+        f"{schema.name} has no Meta kernel and no fake, so it can't be traced by torch.compile or torch.export. "
+        f"If its output is like argument {tensor}, write\n"
+        f"  C++:    TORCH_LIBRARY_IMPL({namespace}, Meta, m) {{ "
+        f'identity_conv::output_like(m, "{short}", "{tensor}"); }}  // <identity_conv/output_like.h>\n'
+        f'  Python: extension.output_like("{short}", "{tensor}")\n'
+        "and else\n"
+        f'  @torch.library.register_fake("{schema.name}")\n'
+        f"  def _({arguments}): return torch.empty(...)"
+    )
+
+
+def output_like(name: str, argument: str) -> None:
+    """Registers a fake for the operator ``namespace::name``: its output is like the tensor `argument`.
+
+    Raises:
+        ValueError: it has no tensor argument of that name, or doesn't return one tensor.
+    """
+    schema = operator(name)._schema
+    tensors = [each.name for each in schema.arguments if each.type.str() == "Tensor"]
+    if argument not in tensors:
+        raise ValueError(f"{name}: argument must be one of its tensors, {', '.join(tensors) or 'none'}; got {argument!r}")
+    if [each.type.str() for each in schema.returns] != ["Tensor"]:
+        raise ValueError(f"{name}: only an operator that returns one tensor has an output like an argument: {schema}")
+    index = [each.name for each in schema.arguments].index(argument)
+
+    def fake(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.empty_like(args[index] if index < len(args) else kwargs[argument])
+
+    torch.library.register_fake(name, fake)

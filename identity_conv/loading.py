@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from . import cache, fakes
+from . import cache, fakes, gradients
 from .toolchain import BuildError
 
 PROBE_TIMEOUT_S = 120
@@ -155,7 +155,9 @@ def load(path: Path, *, trusted: bool = False) -> Path:
         _loaded.append(_Loaded(path, digest, registered, nodes, library._handle))
         for name in sorted(classes):
             fakes.derive(name)
-        fakes.keep_gradients_of_class_calls()
+        for name in sorted(operators):
+            fakes.watch_operator(name)
+        gradients.keep_those_of_methods()
         return path
 
 

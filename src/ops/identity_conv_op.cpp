@@ -185,30 +185,18 @@ const auto& op_handle() {
   return handle;
 }
 
-struct IdentityConvBackward : torch::autograd::Node {
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
-    const Tensor& grad = grads[0];
-    if (!grad.defined()) return {Tensor()};
-    // A gradient may be sparse where x never is, as an embedding's.
-    return {grad.layout() == at::kStrided ? identity_conv_op(grad) : at::clone(grad)};
-  }
-  std::string name() const override { return "IdentityConvBackward"; }
-};
+struct IdentityConvGradient {
+  static constexpr auto kOperator = "my_ops::identity_conv_op";
+  static constexpr auto kName = "IdentityConvBackward";
+  using Signature = Tensor(const Tensor&);
 
-Tensor identity_conv_autograd_impl(c10::DispatchKeySet keys, const Tensor& x) {
-  identity_conv::check_strided(x, "identity_conv_op", "x");
-  auto node = identity_conv::make_node<IdentityConvBackward>(x);
-  Tensor y;
-  {
-    at::AutoDispatchBelowADInplaceOrView below;
-    y = op_handle().redispatch(keys & c10::after_autograd_keyset, x);
+  static void check(const Tensor& x) { identity_conv::check_strided(x, "identity_conv_op", "x"); }
+  // A gradient may be sparse where x never is, as an embedding's.
+  static Tensor backward(const Tensor& grad) {
+    return grad.layout() == at::kStrided ? identity_conv_op(grad) : at::clone(grad);
   }
-  if (node) torch::autograd::set_history(y, node);
-  const Tensor& tangent = x._fw_grad(/*level=*/0);
-  if (tangent.defined())
-    y._set_fw_grad(identity_conv_op(tangent), /*level=*/0, /*is_inplace_op=*/false);
-  return y;
-}
+  static Tensor jvp(const Tensor& tangent) { return identity_conv_op(tangent); }
+};
 
 }  // namespace
 
@@ -224,7 +212,7 @@ TORCH_LIBRARY_IMPL(my_ops, Meta, m) {
   m.impl("identity_conv_op", &my_ops::identity_conv_meta_impl);
 }
 TORCH_LIBRARY_IMPL(my_ops, Autograd, m) {
-  m.impl("identity_conv_op", &my_ops::identity_conv_autograd_impl);
+  m.impl("identity_conv_op", identity_conv::differentiable<my_ops::IdentityConvGradient>());
 }
 TORCH_LIBRARY_IMPL(my_ops, CompositeExplicitAutograd, m) {
   m.impl("identity_conv_op", &my_ops::identity_conv_composite_impl);
