@@ -168,7 +168,7 @@ Backward composite_backward(const Tensor& grad, const OptionalTensor& grad_final
     const Tensor part = padded.narrow_symint(2, width - 1 - k, steps + width - 1)
                             .mul(weight.select(1, k).unsqueeze(1).to(in.scalar_type()));
     din = din.defined() ? din.add(part) : part;
-    dweight.push_back(slope.mul(in.narrow_symint(2, k, steps)).sum({0, 2}));
+    dweight.push_back(slope.mul(in.narrow_symint(2, k, steps)).sum(at::IntArrayRef({0, 2})));
   }
   if (grad_final_state) {
     din = din.add(at::constant_pad_nd_symint(grad_final_state->to(in.scalar_type()), {steps, 0}));
@@ -176,7 +176,7 @@ Backward composite_backward(const Tensor& grad, const OptionalTensor& grad_final
   din = din.to(dtype);
   const Tensor none = at::empty({0}, x.options());
   return {in_layout_of(x, din.narrow_symint(2, width - 1, steps)), at::stack(dweight, 1).to(dtype),
-          bias ? slope.sum({0, 2}).to(dtype) : none,
+          bias ? slope.sum(at::IntArrayRef({0, 2})).to(dtype) : none,
           initial_state ? din.narrow(2, 0, width - 1).clone().contiguous() : none};
 }
 

@@ -302,7 +302,7 @@ struct Row {
 
   __device__ T at(int l) const {
     if (l >= 0 && l < steps) return data[l];
-    return l < 0 && l > -W && state ? row_of<T>(state, row, W - 1)[l + W - 1] : T(0.f);
+    return l < 0 && l > -W && state ? row_of<T>(state, row, W - 1)[l + W - 1] : T{};
   }
 
   __device__ bool has_all(int l0) const { return kWhole ? l0 < steps : l0 >= 0 && l0 + V <= steps; }
