@@ -14,6 +14,10 @@
 //
 // Columns (channels are contiguous): a thread has a vector of channels and walks over steps with
 // the last W - 1 of them in registers.
+//
+// On an H200 (bf16, W = 4, SiLU) forward runs at 0.98 of a copy's rate in both layouts at
+// (8, 4096, 8192); backward takes 1.6 times a copy's time by rows and 1.8 by columns, 1.5 being the
+// bytes.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -1099,6 +1103,7 @@ class Launch {
   template <int V>
   int forward_columns(const In& x, const Parameters& parameters, const Out& y,
                       void* final_state) const {
+    // H200: 16 to 20 steps reach 0.98 of a copy, 32 reach 0.95, 8 reach 0.89.
     constexpr int kChunk = 16;
     const int64_t vectors = problem_.channels / V;
     const int64_t chunks = divide_up(problem_.steps, kChunk);
