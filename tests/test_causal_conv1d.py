@@ -141,13 +141,20 @@ def test_what_torch_asks_of_an_operator(ext: Extension, device: str) -> None:
         torch.library.opcheck(torch.ops.causal_conv1d.forward.default, (x.requires_grad_(), weight, None, None, True))
 
 
+def test_the_class_carries_a_sequence_on(ext: Extension, device: str) -> None:
+    conv = ext.classes.CausalConv1d(weight=torch.randn(4, 3, device=device))
+    x = torch.randn(2, 4, 9, device=device)
+    y, state = conv.forward_with_state(x[..., :5])
+    torch.testing.assert_close(torch.cat([y, conv.forward(x[..., 5:], state)], 2), conv.forward(x))
+
+
 class Layer(torch.nn.Module):
     def __init__(self, conv):
         super().__init__()
         self.conv = conv
 
     def forward(self, x):
-        return self.conv.forward(x * 2)[0]
+        return self.conv.forward(x * 2)
 
 
 def test_the_class_is_exported_with_free_sizes(ext: Extension, device: str) -> None:

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <tuple>
 
 #include "causal_conv1d_op.h"
 #include "identity_conv/state.h"
@@ -19,7 +20,13 @@ class CausalConv1d : public torch::CustomClassHolder {
                                 IDENTITY_CONV_FIELD(CausalConv1d, silu).or_default(false));
   }
 
-  Forward forward(const at::Tensor& x, const OptionalTensor& initial_state) const {
+  // y alone: torch (seen in 2.13) can't compile a method that returns several tensors.
+  at::Tensor forward(const at::Tensor& x, const OptionalTensor& initial_state) const {
+    return std::get<0>(forward_with_state(x, initial_state));
+  }
+
+  // y and the final state.
+  Forward forward_with_state(const at::Tensor& x, const OptionalTensor& initial_state) const {
     return causal_conv1d::forward(x, weight, bias, initial_state, silu);
   }
 
@@ -35,5 +42,7 @@ class CausalConv1d : public torch::CustomClassHolder {
 TORCH_LIBRARY_FRAGMENT(causal_conv1d, m) {
   identity_conv::class_<causal_conv1d::CausalConv1d>(m, "CausalConv1d")
       .def("forward", &causal_conv1d::CausalConv1d::forward, "",
+           {torch::arg("x"), torch::arg("initial_state") = c10::IValue()})
+      .def("forward_with_state", &causal_conv1d::CausalConv1d::forward_with_state, "",
            {torch::arg("x"), torch::arg("initial_state") = c10::IValue()});
 }

@@ -29,6 +29,11 @@ using at::Tensor;
 #else
 #define VECTORISED
 #endif
+// Floating-point exceptions aren't looked at. While they might be, the compiler makes no choice
+// between two lanes (a clamp) without a branch.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-trapping-math")
+#endif
 // Into each of the clones.
 #define INLINED [[gnu::always_inline]] inline
 
