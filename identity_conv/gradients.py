@@ -318,7 +318,10 @@ def _all_are_wanted() -> bool:
     node = torch._C._current_autograd_node()
     if node is None:
         return True
-    return all(torch._C._will_engine_execute_node(each) for each, _ in node.next_functions if each is not None)
+    try:
+        return all(torch._C._will_engine_execute_node(each) for each, _ in node.next_functions if each is not None)
+    except RuntimeError:  # a leaf under grad() can't be asked about
+        return False
 
 
 def _random_state(tensors: Any) -> Any:

@@ -103,11 +103,10 @@ def adopt(name: str, digest: str, registrations: Registrations) -> None:
 
 def namespaces(path: Path) -> frozenset[str]:
     """The namespaces that the loaded library at `path` has operators or classes in."""
-    with _lock:
-        known = next((each.registrations for each in _loaded if each.path == path), None)
-        if known is None:  # torch.ops.load_library has loaded it
-            known = rehearsal.rehearse(path, cache.file_digest(path), ()).registrations
-        return known.namespaces
+    known = next((each.registrations for each in _loaded if each.path == path), None)
+    if known is None:  # torch.ops.load_library has loaded it
+        known = rehearsal.rehearse(path, cache.file_digest(path), ()).registrations
+    return known.namespaces
 
 
 def _make_room(path: Path, digest: str) -> Registrations:

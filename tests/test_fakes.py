@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from support_build import run_python
 from torch._library.fake_class_registry import (
     deregister_fake_class,
     global_fake_class_registry,
@@ -16,14 +18,14 @@ import identity_conv
 from identity_conv import Extension
 
 FIXTURES = Path(__file__).parent / "extensions"
+NO_FLATTEN = "test_foreign::Opaque has no __obj_flatten__"
 
 
 @pytest.fixture(scope="module")
 def foreign():
-    with pytest.warns(UserWarning, match="test_foreign::Opaque has no __obj_flatten__") as caught:
-        found = Extension("test_foreign", [FIXTURES / "foreign.cpp"]).load()
-    assert len(caught) == 1
-    return found.classes
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=NO_FLATTEN)
+        return Extension("test_foreign", [FIXTURES / "foreign.cpp"]).load().classes
 
 
 class Calls(torch.nn.Module):
@@ -55,6 +57,20 @@ def refusal(obj, *args, method: str = "forward", dynamic: bool = False) -> str:
 
 
 x = torch.arange(3.0)
+
+
+def test_a_class_that_can_not_be_traced_is_named_once(foreign) -> None:
+    code = f"""
+import warnings
+from identity_conv import Extension
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        Extension("test_foreign", [{str(FIXTURES / "foreign.cpp")!r}]).load()
+print(*(each.message for each in caught), sep="\\n")
+"""
+    done = run_python("-c", code)
+    assert done.stdout.count(NO_FLATTEN) == 1, done.stderr
 
 
 def test_a_constructor_without_names_is_called_in_order(foreign) -> None:

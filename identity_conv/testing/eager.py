@@ -518,7 +518,10 @@ def fences(bench: Bench, start: int) -> None:
             continue
         bench.index = index
         bench.about_to(call)
-        args, kwargs = call.fill(memory.fenced(plan.build(bench.device), before=before) for plan in call.plans)
+        args, kwargs = call.fill(
+            memory.fenced(plan.build(bench.device), before=before, number=number)
+            for number, plan in enumerate(call.plans)
+        )
         expected = right(bench, args, kwargs)
         if expected is None:
             continue

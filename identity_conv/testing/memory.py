@@ -174,8 +174,13 @@ class _Access(ctypes.Structure):
 
 
 @functools.cache
-def _device_fence(device: int) -> tuple[int, int]:
+def _device_fence(device: int, least: int, number: int) -> tuple[int, int]:
     """Address and bytes of memory of a GPU with addresses on both sides where nothing is mapped.
+
+    It is kept for the next tensor of its size and of its `number` among the tensors of a call.
+
+    Args:
+        least: bytes that it must have.
 
     Raises:
         OSError: the driver refuses.
@@ -190,18 +195,18 @@ def _device_fence(device: int) -> tuple[int, int]:
     properties = _Properties(1, 0, location)  # CU_MEM_ALLOCATION_TYPE_PINNED
     granule, address, handle = ctypes.c_size_t(), ctypes.c_uint64(), ctypes.c_uint64()
     call("cuMemGetAllocationGranularity", ctypes.byref(granule), ctypes.byref(properties), 0)
-    size = granule.value
+    size = -(-least // granule.value) * granule.value
     zero = ctypes.c_size_t(0)
     call(
         "cuMemAddressReserve",
         ctypes.byref(address),
-        ctypes.c_size_t(3 * size),
+        ctypes.c_size_t(size + 2 * granule.value),
         zero,
         ctypes.c_uint64(0),
         ctypes.c_uint64(0),
     )
     call("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(properties), ctypes.c_uint64(0))
-    middle = ctypes.c_uint64(address.value + size)
+    middle = ctypes.c_uint64(address.value + granule.value)
     call("cuMemMap", middle, ctypes.c_size_t(size), zero, handle, ctypes.c_uint64(0))
     access = _Access(location, 3)  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     call("cuMemSetAccess", middle, ctypes.c_size_t(size), ctypes.byref(access), ctypes.c_size_t(1))
@@ -229,14 +234,18 @@ class Fence:
         self.memory = torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=first) if size else None
 
 
-def fenced(x: torch.Tensor, *, before: bool) -> torch.Tensor:
-    """`x` anew, with nothing readable behind its last (or before its first) cell, same sizes, strides and bits."""
+def fenced(x: torch.Tensor, *, before: bool, number: int = 0) -> torch.Tensor:
+    """`x` anew, with nothing readable behind its last (or before its first) cell, same sizes, strides and bits.
+
+    Args:
+        number: which of a call's tensors it is. On a GPU another one of this number and size takes its memory.
+    """
     if x.numel() == 0:
         return x
     reach = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     storage = torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
     first = x.storage_offset() * x.element_size()
-    memory = _fenced_bytes(reach * x.element_size(), x.device, before)
+    memory = _fenced_bytes(reach * x.element_size(), x.device, before, number)
     memory.copy_(storage[first : first + reach * x.element_size()])
     moved = torch.empty(0, dtype=x.dtype, device=x.device).set_(
         memory.untyped_storage(), _offset(memory, x), x.shape, x.stride()
@@ -248,14 +257,13 @@ def fenced(x: torch.Tensor, *, before: bool) -> torch.Tensor:
     return moved
 
 
-def _fenced_bytes(size: int, device: torch.device, before: bool) -> torch.Tensor:
+def _fenced_bytes(size: int, device: torch.device, before: bool, number: int) -> torch.Tensor:
     if device.type == "cpu":
         memory = Fence(size, before=before).memory
         assert memory is not None
         return memory
-    start, room = _device_fence(device.index or 0)
-    if size > room:
-        raise ValueError(f"a fence on a GPU has room for {room} bytes, not for {size}")
+    # Of a few sizes, so that few are kept.
+    start, room = _device_fence(device.index or 0, 1 << (size - 1).bit_length(), number)
     return device_bytes(start if before else start + room - size, size, str(device))
 
 

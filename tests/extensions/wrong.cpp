@@ -202,11 +202,30 @@ struct Once : torch::autograd::Node {
   }
 };
 
+// As torch's own generated code does, in torch 2.11 (shared_ptr) and later (intrusive_ptr).
+template <class T>
+auto make_node(const Tensor& x) {
+  using torch::autograd::Node;
+  auto create = [] {
+    if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Node>) {
+      return c10::make_intrusive<T>();
+    } else {
+      return std::shared_ptr<T>(new T(), [](T* node) { deleteNode(node); });
+    }
+  };
+  decltype(create()) node;
+  if (torch::autograd::compute_requires_grad(x)) {
+    node = create();
+    node->set_next_edges(torch::autograd::collect_next_edges(x));
+  }
+  return node;
+}
+
 enum class Tangent { kRight, kLost, kZero };
 
 template <class Node, Tangent kTangent>
 Tensor autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const Tensor& x) {
-  auto node = identity_conv::make_node<Node>(x);
+  auto node = make_node<Node>(x);
   Tensor y;
   {
     at::AutoDispatchBelowADInplaceOrView below;
