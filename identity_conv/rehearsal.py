@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -103,15 +104,24 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="identity_conv-") as folder:
         asked, answered, said = (Path(folder) / name for name in ("request", "answer", "stderr"))
         asked.write_text(json.dumps(request))
-        command = [sys.executable, "-P", "-c", _START, json.dumps(sys.path), str(asked), str(answered)]
+        # Not the working folder, whose modules may have the names of others; but torch and this, wherever they are.
+        here = [str(Path(torch.__file__).parent.parent), str(Path(__file__).parent.parent)]
+        places = json.dumps([place for place in sys.path if place] + here)
+        command = [sys.executable, "-P", "-c", _START, places, str(asked), str(answered)]
         # Files, not pipes: a constructor may start a process that never closes them.
         with said.open("wb") as errors:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
             try:
                 process.wait(timeout=TIMEOUT_S)
                 ended = "it ends the process"
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # what it has forked too
                 process.wait()
                 ended = f"loading it takes more than {TIMEOUT_S} s"
         try:
@@ -141,27 +151,31 @@ def _main(asked: str, answered: str) -> None:
         unfinished.write_text(json.dumps(parts))
         unfinished.replace(answered)
 
-    for name, schema in request["schemas"].items():
-        with suppress(RuntimeError):  # of a library below, or of torch's own Python
-            torch.library.define(name, schema[schema.index("(") :])
     mentioned = frozenset(
         space for each in request["neighbours"] for space in Registrations.from_json(each["registrations"]).owned
     )
     found = _forked(lambda: registry.of_loading(lambda: ctypes.CDLL(path), mentioned).to_json())
     if found:
         answer(registrations=found, rivals=[])
+    for name, schema in request["schemas"].items():
+        with suppress(RuntimeError):  # of a library below, or of torch's own Python
+            torch.library.define(name, schema[schema.index("(") :])
     namesakes = [each for each in request["neighbours"] if Path(each["path"]).name == Path(path).name]
-    for each in request["neighbours"]:
-        if each not in namesakes:
-            ctypes.CDLL(each["path"])
-    found = found or _forked(lambda: registry.of_loading(lambda: ctypes.CDLL(path)).to_json())
+
+    def beside_others() -> Any:
+        for each in request["neighbours"]:
+            if each not in namesakes:
+                ctypes.CDLL(each["path"])
+        return registry.of_loading(lambda: ctypes.CDLL(path)).to_json()
+
+    found = found or _forked(beside_others)
     names = Registrations.from_json(found).names if found else frozenset()
     rivals = [each for each in namesakes if names & Registrations.from_json(each["registrations"]).names]
     paths = [each["path"] for each in rivals]
     if found:
         answer(registrations=found, rivals=paths)
     if not any(each["stays"] for each in rivals):
-        handles = {each["path"]: ctypes.CDLL(each["path"])._handle for each in namesakes}
+        handles = {each["path"]: ctypes.CDLL(each["path"])._handle for each in request["neighbours"]}
         for each in rivals:
             operators = Registrations.from_json(each["registrations"]).operators
             unloading.unload(Path(each["path"]), handles[each["path"]], operators, found["operators"] if found else {})
