@@ -28,6 +28,8 @@ _DEATHS = 2  # of one stage, after which it is left
 _HANGS = 3  # after which everything is left
 _FRESH_DEATHS = 5  # of fresh processes, which take seconds to start, after which everything is left
 _LIMIT_S = {"quick": 3.0, "full": 5.0}
+# What glibc says where it finds memory beside a block damaged.
+_DAMAGED = ("free(): ", "malloc(): ", "realloc(): ", "malloc_consolidate(): ", "munmap_chunk(): ", "corrupt")
 
 
 def check_op(
@@ -260,8 +262,13 @@ def _of_death(
     index, call = death.at if isinstance(death.at, tuple) else (None, None)
     if not isinstance(call, Call):
         return Violation(stage.checks[0], death.how if call is None else f"{death.how}, with {call}", device), index
-    pointwise = stage.checks[0] in ("values", "layout", "sizes")
-    here = Violation(name_by_need(call) if pointwise else stage.checks[0], stage.death + death.how, device, call)
+    damaged = any(text in death.how for text in _DAMAGED)
+
+    def name(of: Call) -> str:
+        return "bounds" if damaged else name_by_need(of)
+
+    pointwise = damaged or stage.checks[0] in ("values", "layout", "sizes")
+    here = Violation(name(call) if pointwise else stage.checks[0], stage.death + death.how, device, call)
     if how != "fork":
         return here, index
 
@@ -271,9 +278,9 @@ def _of_death(
 
     if not dies(call):
         return here, index
-    if name_by_need(call) not in known:
+    if name(call) not in known:
         call = shrink(call, dies, seconds=3.0 if death.hung else 2.0, tries=60, clock=time.monotonic)
-    return Violation(name_by_need(call), death.how, device, call), index
+    return Violation(name(call), death.how, device, call), index
 
 
 class _Once:
