@@ -230,6 +230,11 @@ CompiledModel::CompiledModel(const PackageArchive& archive, c10::Device device,
                               /*run_single_threaded=*/capturable);
   if (!files_.weights().empty()) runner_->update_constant_buffer_from_blob(files_.weights());
   num_inputs_ = Runner::num_inputs(*runner_);
+  if (capturable) {
+    // In torch 2.11 a single-threaded run on swapped constants wants the first ones folded too.
+    runner_->run_const_fold(/*use_inactive=*/false);
+    synchronize();
+  }
 }
 
 CompiledModel::~CompiledModel() {
