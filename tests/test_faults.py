@@ -18,6 +18,7 @@ import pytest
 from support_build import MARK_AS_COMMAND, TINY, environment, run_python, write_program
 
 from identity_conv import BuildError, Extension, ToolchainError, toolchain
+from identity_conv import cache as cache_module
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("cache")]
 
@@ -80,6 +81,46 @@ class TestInterrupt:
         assert compilers_alive(tmp_path) == []
         assert "KeyboardInterrupt" in text
         assert ctypes.CDLL(str(Extension("tiny", [source]).build())).answer() == 42
+
+    def test_ends_compilers_alone_also_by_a_link_to_the_cache(self, tmp_path: Path) -> None:
+        folder, link = tmp_path / "build", tmp_path / "link"
+        folder.mkdir()
+        link.symlink_to(folder)
+        mark = {**os.environ, cache_module.BUILDING: str(link)}
+        compiler = subprocess.Popen(["sleep", "60"], cwd=folder, env=mark)
+        elsewhere = subprocess.Popen(["sleep", "60"], cwd=tmp_path, env=mark)
+        shell = subprocess.Popen(["sleep", "60"], cwd=folder)  # an author who reads the log there
+        try:
+            cache_module.end_processes_in(link)
+            assert compiler.wait(timeout=5) == -signal.SIGKILL
+            time.sleep(0.3)  # for the others to end, if they were to
+            assert shell.poll() is elsewhere.poll() is None
+        finally:
+            for process in (compiler, shell, elsewhere):
+                process.kill()
+                process.wait()
+
+    def test_a_fork_while_another_thread_builds_can_build(self, source: Path) -> None:
+        code = f"""{MARK_AS_COMMAND}
+import os, sys, threading
+from identity_conv import Extension, building, loading
+held, done = threading.Event(), threading.Event()
+def hold():
+    with building._build_lock, loading._lock:
+        held.set()
+        done.wait()
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    Extension("tiny", [sys.argv[1]]).load()
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+done.set()
+sys.exit(status)
+"""
+        done = run_python("-c", code, str(source))
+        assert done.returncode == 0, done.stderr
 
     def test_leaves_the_lock_free(self, source: Path, tmp_path: Path) -> None:
         compiler = slow_compiler(tmp_path, 30)
