@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import fakes
+
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
@@ -58,9 +60,11 @@ def pointwise(
     if unknown:
         raise ValueError(f"sharding: keeps_partial may name {', '.join(EVERY_PARTIAL)}, got {', '.join(unknown)}")
 
+    overload = _overload(op)
+
     def rows(sizes: Sequence[Sequence[int]], present: Sequence[Placement]) -> list[Row]:
         shape = torch.broadcast_shapes(*sizes)
-        rank, outputs = len(shape), len(_overload(op)._schema.returns)
+        rank, outputs = len(shape), len(overload._schema.returns)
         allowed = set(range(rank)) if over is None else {dim % rank for dim in over if -rank <= dim < rank}
         found: list[Row] = []
         for own, placement in zip(sizes, present, strict=True):
@@ -73,7 +77,7 @@ def pointwise(
                     found.append(_along(placement, along, shape, own, sizes, outputs))
         return found
 
-    _register(op, rows)
+    _register(overload, rows)
 
 
 def _along(
@@ -119,6 +123,8 @@ def reduces(op: torch._ops.OpOverload | str, dim: int, *, keepdim: bool = False,
     if partial is not None and partial not in EVERY_PARTIAL:
         raise ValueError(f"sharding: partial must be one of {', '.join(EVERY_PARTIAL)} or None, got {partial!r}")
 
+    overload = _overload(op)
+
     def rows(sizes: Sequence[Sequence[int]], present: Sequence[Placement]) -> list[Row]:
         from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
@@ -132,22 +138,21 @@ def reduces(op: torch._ops.OpOverload | str, dim: int, *, keepdim: bool = False,
             after = Partial(partial)
         else:
             return []
-        outputs = len(_overload(op)._schema.returns)
+        outputs = len(overload._schema.returns)
         return [([after] * outputs, [placement] + [Replicate()] * (len(sizes) - 1))]
 
-    _register(op, rows)
+    _register(overload, rows)
 
 
 def _overload(op: torch._ops.OpOverload | str) -> torch._ops.OpOverload:
     if isinstance(op, torch._ops.OpOverload):
         return op
-    namespace, _, rest = str(op).partition("::")
-    name, _, overload = rest.partition(".")
-    packet = getattr(getattr(torch.ops, namespace), name, None) if namespace and name else None
-    found = getattr(packet, overload or "default", None)
-    if found is None:
-        raise ValueError(f"sharding: op must be a registered operator, such as 'my_ops::identity_conv_op', got {op!r}")
-    return found
+    try:
+        return fakes.operator(op)
+    except (AttributeError, RuntimeError):
+        raise ValueError(
+            f"sharding: op must be a registered operator, such as 'my_ops::identity_conv_op', got {op!r}"
+        ) from None
 
 
 Rows = Callable[[Sequence[Sequence[int]], Sequence["Placement"]], list[Row]]
@@ -155,8 +160,7 @@ Rows = Callable[[Sequence[Sequence[int]], Sequence["Placement"]], list[Row]]
 _waiting: dict[torch._ops.OpOverload, Rows] = {}
 
 
-def _register(op: torch._ops.OpOverload | str, rows: Rows) -> None:
-    overload = _overload(op)
+def _register(overload: torch._ops.OpOverload, rows: Rows) -> None:
     schema = overload._schema
     taken, given = ({str(each.type) for each in side} for side in (schema.arguments, schema.returns))
     if "List[Tensor]" in taken | given:
