@@ -68,9 +68,14 @@ def load(path: Path, *, trusted: bool = False) -> Path:
             rehearsed = _make_room(path, digest)
         content = path.read_bytes()
         handles: list[int] = []
+
+        def open_library() -> None:
+            handles.append(ctypes.CDLL(str(path))._handle)
+
         try:
-            found = registry.of_loading(lambda: handles.append(ctypes.CDLL(str(path))._handle))
-            found = rehearsed or found  # an operator that lives on looks as if it had been there before
+            if rehearsed:
+                open_library()
+            found = rehearsed or registry.of_loading(open_library)
         except OSError as error:
             raise BuildError(f"{path} doesn't load: {error}") from error
         torch.ops.loaded_libraries.add(str(path))
