@@ -19,7 +19,7 @@ from . import cache, installation, progress, settings, toolchain
 from .inputs import Inputs
 from .toolchain import BuildError, ToolchainError
 
-Kind = Literal["library", "program", "module"]
+Kind = Literal["library", "program", "module", "archive"]
 
 CFLAGS = ("-O3", "-fopenmp", "-fvisibility=hidden", "-fno-gnu-unique", "-ffunction-sections", "-fdata-sections")
 CUDA_CFLAGS = ("-O3",)
@@ -52,10 +52,10 @@ class CompileError(BuildError):
 
 @dataclass
 class Target:
-    """One file to build: a library of operators, a program, or a Python module.
+    """One file to build: a library of operators, a program, a Python module, or an archive that these link.
 
     The flags come after this package's own. `bundled` says that it is part of identity_conv: then a
-    prefix must have it.
+    prefix must have it. `archive` is compiled once for all that link it.
     """
 
     kind: Kind
@@ -68,6 +68,7 @@ class Target:
     cuda: bool | None = None
     archs: str | None = None
     bundled: bool = False
+    archive: Target | None = None
     _all_include_dirs: list[Path] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +85,7 @@ class Target:
         return {
             "library": f"lib{self.name}.so",
             "module": f"{self.name}.so",
+            "archive": f"lib{self.name}.a",
             "program": self.name.replace("_", "-"),
         }[self.kind]
 
@@ -141,6 +143,7 @@ class Target:
         parts = self.parts()
         if found := self.find(parts):
             return found
+        archives = [self.archive.build(use_prefix=False)] if self.archive else []
         # What was compiled is what the key says, or a file was edited meanwhile. One that was edited twice may look
         # as it did: the time of its last change, which nobody can set, doesn't.
         before: dict[Path, int] = {}
@@ -150,8 +153,8 @@ class Target:
             with _build_lock, cache.lock(folder):
                 if found := self.find(parts):
                     return found
-                built = self._build_in(folder, parts)
-                after = _changed_at(self._read(folder))
+                built = self._build_in(folder, parts, archives)
+                after = _changed_at(self._read(folder).union(*(self._read(path.parent) for path in archives)))
                 started = cache.started(folder)
                 edited = [path for path, time_ns in after.items() if not before.get(path, started) >= time_ns]
                 if (now := self.parts()) == parts and not edited:
@@ -176,7 +179,7 @@ class Target:
 
     def _cuda_archs(self) -> str | None:
         """What the CUDA sources are compiled for, or None where they stay out."""
-        if self.cuda is False or not any(map(_is_cuda, self.sources)):
+        if self.cuda is False or not any(map(_is_cuda, self._all_sources())):
             return None
         archs = toolchain.cuda_architectures(self.archs)
         if self.cuda and not archs:
@@ -184,7 +187,10 @@ class Target:
         return archs
 
     def _sources(self, archs: str | None) -> list[Path]:
-        return [source for source in self.sources if archs or not _is_cuda(source)]
+        return [source for source in self._all_sources() if archs or not _is_cuda(source)]
+
+    def _all_sources(self) -> list[Path]:
+        return [*self.sources, *(self.archive.sources if self.archive else ())]
 
     def _read(self, folder: Path) -> set[Path]:
         """Files of the project that the build in `folder` has read: by the key, and by what compilers wrote down."""
@@ -202,14 +208,14 @@ class Target:
         inputs = self._inputs()
         return {inputs.place(path): path for path in set(read) - set(inputs.files())}
 
-    def _build_in(self, folder: Path, parts: dict[str, str]) -> Path:
+    def _build_in(self, folder: Path, parts: dict[str, str], archives: list[Path]) -> Path:
         archs = self._cuda_archs()
         if archs and toolchain.find_nvcc() is None:
             raise ToolchainError(
                 f"{self.name} has CUDA sources and no nvcc was found: install the CUDA toolkit, set CUDA_HOME to it, "
                 "or hide the GPU (CUDA_VISIBLE_DEVICES='') for a build for the CPU alone"
             )
-        sources = self._sources(archs)
+        sources = [source for source in self._sources(archs) if source in self.sources]
         if not sources:
             raise ToolchainError(
                 f"{self.name} has only CUDA sources, and {toolchain.why_no_cuda()}: "
@@ -223,7 +229,7 @@ class Target:
         log = folder / cache.LOG
         try:
             with progress.building(self.file_name, sources, folder, str(cxx), archs):
-                return self._compile(folder, sources, cxx, ninja, archs)
+                return self._compile(folder, sources, archives, cxx, ninja, archs)
         except (RuntimeError, UnicodeDecodeError) as error:
             # torch reads what compilers print as UTF-8, and a source may not be.
             output = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
@@ -243,7 +249,13 @@ class Target:
             raise
 
     def _compile(
-        self, folder: Path, sources: list[Path], cxx: toolchain.Compiler, ninja: Path, archs: str | None
+        self,
+        folder: Path,
+        sources: list[Path],
+        archives: list[Path],
+        cxx: toolchain.Compiler,
+        ninja: Path,
+        archs: str | None,
     ) -> Path:
         # Its note that a CUDA torch sees no GPU says nothing of this build.
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
@@ -260,7 +272,7 @@ class Target:
         }
         # As a "standalone" torch builds and doesn't load, whatever the kind; what it then leaves out
         # of a library is given here. It remembers names and won't build one twice: each is new.
-        flags = [*LDFLAGS, *self.ldflags, *toolchain.cpp_runtime_flags(cxx)]
+        flags = [*LDFLAGS, *map(str, archives), *self.ldflags, *toolchain.cpp_runtime_flags(cxx)]
         if self.kind != "program":
             flags += ["-shared", f"-L{toolchain.torch_folder() / 'lib'}", "-ltorch_python"]
         if archs:
@@ -279,6 +291,12 @@ class Target:
                 is_python_module=False,
                 is_standalone=True,
             )
+        if self.kind == "archive":
+            archive = folder / self.file_name
+            objects = sorted(folder.glob("*.o"))
+            subprocess.run([toolchain.archiver(), "rcs", archive, *objects], check=True)
+            Path(built).unlink()
+            return archive
         return Path(built).rename(folder / self.file_name)
 
 

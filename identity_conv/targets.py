@@ -24,11 +24,13 @@ def program() -> Target:
     return _with_runtime("program", "identity_conv_run", "main.cpp", "tensor_file.cpp", ldflags=("-Wl,--no-as-needed",))
 
 
-def _with_runtime(kind: Kind, name: str, *of_its_own: str, ldflags: Sequence[str] = ()) -> Target:
-    """The runtime and the files that make it a Python module or a program."""
+def _with_runtime(kind: Kind, name: str, *sources: str, ldflags: Sequence[str] = ()) -> Target:
+    """The files that make the runtime a Python module or a program."""
     folder = settings.source_dir() / "runtime"
-    others = {folder / file for file in ("main.cpp", "tensor_file.cpp", "python_binding.cpp")}
-    sources = [*sorted(set(folder.glob("*.cpp")) - others), *(folder / file for file in of_its_own)]
+    not_runtime = {folder / file for file in ("main.cpp", "tensor_file.cpp", "python_binding.cpp")}
     # Without the toolkit it runs packages for CUDA all the same, but for CUDA graphs.
     cuda = None if toolchain.find_nvcc() else False
-    return Target(kind, name, sources, ldflags=ldflags, cuda=cuda, bundled=True)
+    runtime = sorted(set(folder.glob("*.cpp")) - not_runtime)
+    archive = Target("archive", "identity_conv_runtime", runtime, cuda=cuda, bundled=True)
+    mine = [folder / file for file in sources]
+    return Target(kind, name, mine, ldflags=ldflags, cuda=cuda, bundled=True, archive=archive)

@@ -134,6 +134,18 @@ def find_cc() -> str | None:
     return shutil.which(chosen) if chosen else None
 
 
+def archiver() -> str:
+    """The program that joins objects to an archive.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    names = ("ar", "gcc-ar", "llvm-ar")
+    if found := next(filter(None, map(shutil.which, names)), None):
+        return found
+    raise ToolchainError(f"no archiver was found, of {', '.join(names)}: install binutils, which comes with g++")
+
+
 def find_cuda_home() -> Path | None:
     """The CUDA toolkit: CUDA_HOME, else the folder around nvcc on PATH, else the usual place.
 

@@ -19,7 +19,8 @@ import torch
 from support_build import MARK_AS_COMMAND, TINY, environment, listing, write_program
 
 from identity_conv import BuildError, CompileError, Extension, ToolchainError, ops, toolchain
-from identity_conv.cache import STAMP
+from identity_conv.building import Target
+from identity_conv.cache import STAMP, entries
 
 # A build that waits for ever is a failure too.
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("cache")]
@@ -237,6 +238,24 @@ class TestBuild:
         for value in (1, 2):
             make_archive(value)
             assert ctypes.CDLL(str(Extension("tiny", [source], **options).build())).answer() == value
+
+    def test_what_several_link_is_compiled_once(self, tmp_path: Path) -> None:
+        (tmp_path / "value.cpp").write_text("int value() { return 1; }\n")
+        source = tmp_path / "tiny.cpp"
+        source.write_text("int value();\n" + TINY.replace("42", "value()"))
+
+        def build(name: str) -> int:
+            archive = Target("archive", "value", [tmp_path / "value.cpp"])
+            return ctypes.CDLL(str(Target("library", name, [source], archive=archive).build())).answer()
+
+        def built() -> list[str]:
+            return sorted(entry.name for entry in entries())
+
+        assert [build("first"), build("second")] == [1, 1]
+        assert built() == ["first", "second", "value"]
+        (tmp_path / "value.cpp").write_text("int value() { return 2; }\n")
+        assert [build("first"), build("second")] == [2, 2]
+        assert built() == ["first", "first", "second", "second", "value", "value"]
 
     def test_two_checkouts_with_a_header_that_only_the_compilers_know(self, tmp_path: Path) -> None:
         # A header by a name that is put together: no look at the text finds it.
