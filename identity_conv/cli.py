@@ -123,6 +123,33 @@ def verify(package: Path) -> None:
 
 
 @command.command()
+@click.argument("package", type=click.Path(path_type=Path))
+@click.argument("inputs", type=click.Path(path_type=Path))
+@click.argument("outputs", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--device", help="Where to run, such as cuda:1; by default the package's, and each torchrun rank's GPU.")
+def run(package: Path, inputs: Path, outputs: Path, device: str | None) -> None:
+    """Runs PACKAGE on every .pt file of the folder INPUTS, or on that file; the outputs go to the folder OUTPUTS.
+
+    \b
+    An input is a tensor, a list or tuple of the model's positional arguments, or a dict of its keyword
+    arguments, as torch.save writes it. Started again it does what isn't done yet; several at once, on one
+    host or many, share the work. An input that fails is named at the end, when all others are done.
+
+    \b
+    Example:
+      identity-conv run model.pt2 inputs outputs
+      torchrun --nproc-per-node 8 --no-python identity-conv run model.pt2 inputs outputs
+    """
+    import os
+
+    from . import batch, progress
+
+    outcome = batch.run(package, inputs, outputs, device=device)
+    rank = os.environ.get("RANK")
+    progress.say(str(outcome) if rank is None else f"rank {rank}: {outcome}")
+
+
+@command.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--quick", is_flag=True, help="Only look; compile and run nothing.")
 def doctor(as_json: bool, quick: bool) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import distributed_worker
 import pytest
 import torch
-from support_build import environment, run_python
+from support_build import environment, run_python, write_program
 
-from identity_conv import sharding
+from identity_conv import sharding, toolchain
 
 TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
 
@@ -79,3 +79,42 @@ assert torch.ops.my_ops.identity_conv_op.default in rules
 def test_wrong_rules_are_refused(call, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         call()
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["all live", "one is killed meanwhile"])
+def test_ranks_of_a_torchrun_build_once_on_a_cold_cache(
+    killed: bool, source: Path, cache: Path, tmp_path: Path
+) -> None:
+    log, folder = tmp_path / "log", tmp_path / "loaded"
+    folder.mkdir()
+    compiler = write_program(
+        tmp_path / "bin" / "g++",
+        f'case "$*" in *" -c "*) echo compiled >> {log}; sleep 1;; esac; exec {toolchain.find_cxx()} "$@"',
+    )
+    script = tmp_path / "rank.py"
+    script.write_text(f"""
+import ctypes, os, pathlib, signal, threading, time
+import _identity_conv_entry
+from identity_conv import Extension
+
+def end_as_it_is_compiled():
+    while not os.path.exists({str(log)!r}):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)  # torchrun ends the other ranks, one of which builds, and starts all again
+
+if {killed} and os.environ["RANK"] + os.environ["TORCHELASTIC_RESTART_COUNT"] == "00":
+    threading.Thread(target=end_as_it_is_compiled, daemon=True).start()
+assert ctypes.CDLL(str(Extension("tiny", [{str(source)!r}]).build())).answer() == 42
+pathlib.Path({str(folder)!r}, os.environ["RANK"]).touch()
+""")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--max-restarts", "1", script],
+        env=environment({"OMP_NUM_THREADS": "1", "CXX": compiler}),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["0", "1", "2", "3"]
+    assert log.read_text().count("compiled") == 1 + killed
