@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -345,6 +346,25 @@ def _package_calls(device: str, folder: Path) -> Iterator[Comparison]:
         yield compare("CUDA graph of eight operators", "aoti_load_package", timed(graphed), timed(stock), pairs=31)
 
 
+def _scaling() -> Iterator[Comparison]:
+    """Ranks of a torchrun beside one of them."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    threads = {} if gpus else {"OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(gpus or 2)]
+    done = subprocess.run(
+        [*torchrun, "-m", "identity_conv.scaling", "cuda" if gpus else "cpu"],
+        env=os.environ | threads | {"PYTHONPATH": _path()},
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            yield Comparison(**json.loads(line))
+
+
 def _path() -> str:
     package = Path(__file__).resolve().parent
     folders = [str(package.parent), str(package / "entry"), os.environ.get("PYTHONPATH", "")]
@@ -357,4 +377,5 @@ SUITES: dict[str, Callable[[], Iterator[Comparison]]] = {
     "package": _package,
     "layouts": _layouts,
     "startup": _startup,
+    "scaling": _scaling,
 }
