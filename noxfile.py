@@ -14,7 +14,10 @@ nox.options.reuse_existing_virtualenvs = True
 #: torch 2.11 is tested on a machine with a GPU: `python -m pytest -m "gpu or not gpu"`.
 TORCH = ["2.13.0", "2.14.1"]
 CPP = sorted(
-    str(path) for root in ("src", "tests") for path in Path(root).rglob("*") if path.suffix in {".h", ".cpp", ".cu"}
+    str(path)
+    for root in ("src", "identity_conv", "tests")
+    for path in Path(root).rglob("*")
+    if path.suffix in {".h", ".cpp", ".cu"}
 )
 
 
@@ -62,10 +65,8 @@ def cpp(session: nox.Session) -> None:
 
 @nox.session
 def notebooks(session: nox.Session) -> None:
-    """Executes the notebooks; there are none yet."""
+    """Executes the notebooks."""
     found = sorted(map(str, Path("notebooks").glob("*.ipynb")))
-    if not found:
-        session.skip("no notebooks yet")
     session.install(f"torch=={TORCH[0]}")
     session.install("nbmake", "-e", ".[test]")
     session.run("pytest", "--nbmake", *found)

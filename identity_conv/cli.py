@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -52,6 +54,28 @@ def demo(context: click.Context, out: Path) -> None:
         context.fail(f"--out must name a file that ends in .pt2, in a folder that is there, got {str(out)!r}")
     if not road.run(out):
         sys.exit(FAILED)
+
+
+@command.command()
+@click.argument("name")
+@click.option("--class", "class_", is_flag=True, help="With a class that holds state.")
+@click.option("--cuda", is_flag=True, help="With a CUDA kernel.")
+@click.option("--backward", is_flag=True, help="With gradients.")
+def new(name: str, class_: bool, cuda: bool, backward: bool) -> None:
+    """Lays down a small project in the folder NAME: a kernel, its test, and a script that takes it the whole road.
+
+    \b
+    NAME/NAME.cpp is the file to make yours; the test and the script pass as they are.
+
+    \b
+    Example:
+      identity-conv new my_filter --backward && cd my_filter && python -m pytest && python road.py
+    """
+    from . import scaffold
+
+    asked = {"class": class_, "cuda": cuda, "backward": backward}
+    for path in scaffold.new(name, [part for part, wanted in asked.items() if wanted]):
+        click.echo(path.relative_to(Path.cwd()))
 
 
 @command.command()
@@ -277,10 +301,17 @@ def bench(suites: tuple[str, ...], as_json: bool) -> None:
         console.print(table)
 
 
-def main() -> None:
-    """Runs the command; an error that has a reason is printed as one sentence."""
+@contextmanager
+def reporting(name: str) -> Iterator[None]:
+    """Prints an error that has a reason as one sentence of the command `name`, and ends the process."""
     try:
-        command(prog_name="identity-conv")
+        yield
     except (ImportError, OSError, ValueError, RuntimeError) as error:
-        click.echo(f"identity-conv: {error}", err=True)
+        click.echo(f"{name}: {error}", err=True)
         sys.exit(FAILED)
+
+
+def main() -> None:
+    """Runs the command."""
+    with reporting("identity-conv"):
+        command(prog_name="identity-conv")

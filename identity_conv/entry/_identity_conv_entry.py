@@ -9,3 +9,17 @@ def main() -> None:
     from identity_conv.cli import main as command
 
     command()
+
+
+def run_program() -> None:
+    """``identity-conv-run``: becomes the program without Python, which is built if need be."""
+    import os
+    import sys
+
+    from identity_conv.cli import reporting
+
+    with reporting("identity-conv-run"):
+        from identity_conv import targets
+
+        program = targets.program().build()
+    os.execv(program, [program, *sys.argv[1:]])
