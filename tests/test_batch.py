@@ -32,7 +32,7 @@ def check(inputs: Path, outputs: Path) -> None:
     names = sorted(path.name for path in inputs.glob("*.pt"))
     assert sorted(path.name for path in outputs.iterdir()) == names
     for name in names:
-        assert torch.equal(torch.load(outputs / name), torch.load(inputs / name))
+        assert torch.equal(torch.load(outputs / name).cpu(), torch.load(inputs / name))
 
 
 def test_is_restartable(packages: dict[str, Path], inputs: Path, tmp_path: Path) -> None:

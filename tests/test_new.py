@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support_build import CONSOLE_SCRIPT, environment, run_python
+from support_build import CONSOLE_SCRIPT, environment, run_python, write_program
 
 from identity_conv import scaffold
 
@@ -33,11 +34,14 @@ def _walk(folder: Path, parts: tuple[str, ...]) -> None:
     """The project's test and its script pass in processes of their own."""
     scaffold.new("my_filter", parts, folder=folder)
     project = folder / "my_filter"
+    # As pip installs it; this clone may be used without.
+    entry = "from _identity_conv_entry import run_program; run_program()"
+    write_program(folder / "bin" / "identity-conv-run", f'exec {sys.executable} -c "{entry}" "$@"')
     for arguments in (["-m", "pytest", "-q", "-p", "no:cacheprovider"], ["road.py"]):
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=project,
-            env=environment({}),
+            env=environment({"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}),
             capture_output=True,
             text=True,
             timeout=500,
@@ -107,7 +111,6 @@ def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_program_is_a_command_too() -> None:
-    entry = "import sys; from _identity_conv_entry import run_program; run_program()"
-    done = run_python("-c", entry, "--help")
+    done = run_python("-c", "from _identity_conv_entry import run_program; run_program()", "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: identity-conv-run PACKAGE")

@@ -1,5 +1,6 @@
 """my_kernel the whole road: a model, export, model.pt2, Python, and the program without Python."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ package = ic.compile_package(ic.export(model, (x,), dynamic_shapes=({0: n},)), "
 print(package, "in Python:", "equal" if torch.equal(ic.load_package(package)(x), model(x)) else "DIFFERENT")
 
 torch.save(x, "x.pt")
-program = Path(sys.executable).with_name("identity-conv-run")
+program = shutil.which("identity-conv-run") or Path(sys.executable).with_name("identity-conv-run")
 subprocess.run([program, package, "--input", "x.pt", "--output", "y.pt"], check=True)
 y = torch.load("y.pt").to(device)
 print(package, "without Python:", "equal" if torch.equal(y, model(x)) else "DIFFERENT")
