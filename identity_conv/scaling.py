@@ -27,7 +27,6 @@ import identity_conv
 
 from .bench import Comparison, compare
 
-
 _STEPS = 10  # for one time: the ranks' meeting before and after costs as much as a small step
 
 
