@@ -13,6 +13,8 @@ nox.options.reuse_existing_virtualenvs = True
 #: The torch versions tested on CPU: a CPU build, and the CUDA build that plain `pip install` gives.
 #: torch 2.11 is tested on a machine with a GPU: `python -m pytest -m "gpu or not gpu"`.
 TORCH = ["2.13.0", "2.14.1"]
+#: A worker for each core; the tests of a file share what they have compiled.
+PARALLEL = ["-n", "logical", "--dist", "loadfile"]
 CPP = sorted(
     str(path)
     for root in ("src", "identity_conv", "tests")
@@ -27,7 +29,7 @@ def tests(session: nox.Session, torch: str) -> None:
     """The suite on the interpreter that runs nox; further arguments go to pytest."""
     session.install(f"torch=={torch}")
     session.install("-e", ".[test]")
-    session.run("pytest", *session.posargs)
+    session.run("pytest", *PARALLEL, *session.posargs)
 
 
 @nox.session
@@ -78,4 +80,4 @@ def night(session: nox.Session, torch: str) -> None:
     """What is too long for CI: the tests marked `night`, and more examples of the properties."""
     session.install(f"torch=={torch}")
     session.install("-e", ".[test]")
-    session.run("pytest", "-m", "night or not night", *session.posargs, env={"HYPOTHESIS_PROFILE": "night"})
+    session.run("pytest", *PARALLEL, "-m", "night or not night", *session.posargs, env={"HYPOTHESIS_PROFILE": "night"})
