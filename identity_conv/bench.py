@@ -238,7 +238,7 @@ def _first_result(folder: Path) -> Comparison:
     package = identity_conv.compile_package(program, folder / "model.pt2")
     library, given = targets.operators().build(), folder / "x.pt"
     torch.save(x, given)
-    runner = [targets.program().build(), package, "--input", given, "--output", folder / "y.pt"]
+    runner: list[str | Path] = [targets.program().build(), package, "--input", given, "--output", folder / "y.pt"]
     code = (
         f"import torch; torch.ops.load_library({str(library)!r}); "
         f"torch._inductor.aoti_load_package({str(package)!r})(torch.load({str(given)!r}))"
