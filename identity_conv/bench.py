@@ -239,8 +239,7 @@ def _first_result(folder: Path) -> Comparison:
     package = identity_conv.compile_package(program, folder / "model.pt2")
     library, given = targets.operators().build(), folder / "x.pt"
     torch.save(x, given)
-    runner: list[str | Path] = [targets.program().build(), package, "--library", library]
-    runner += ["--input", given, "--output", folder / "y.pt"]
+    runner: list[str | Path] = [targets.program().build(), package, "--input", given, "--output", folder / "y.pt"]
     code = (
         f"import torch; torch.ops.load_library({str(library)!r}); "
         f"torch._inductor.aoti_load_package({str(package)!r})(torch.load({str(given)!r}))"
@@ -314,7 +313,7 @@ def _package_calls(device: str, folder: Path) -> Iterator[Comparison]:
         program = identity_conv.export(Operators(count), (x,))
         return str(identity_conv.compile_package(program, folder / f"{device}{count}.pt2"))
 
-    def timed(call: Callable[[Any], Any], count: int = 1000) -> Callable[[], float]:
+    def timed(call: Callable[[Any], Any], count: int = 200) -> Callable[[], float]:
         def seconds() -> float:
             begin = time.perf_counter()
             for _ in range(count):
@@ -330,20 +329,20 @@ def _package_calls(device: str, folder: Path) -> Iterator[Comparison]:
     if not torch.equal(ours(x), stock(x)):
         raise RuntimeError("bench: the package's result isn't the loader's")
     name = f"{device} call from Python, one operator"
-    yield compare(name, "aoti_load_package", timed(ours), timed(stock), pairs=31)
+    yield compare(name, "aoti_load_package", timed(ours), timed(stock), pairs=101)
 
     def in_cpp(of_torch: str | None) -> Callable[[], float]:
-        return lambda: ours._package.time_calls(of_torch, 2000, x)
+        return lambda: ours._package.time_calls(of_torch, 500, x)
 
     name = f"{device} call in C++, one operator"
-    yield compare(name, "AOTIModelPackageLoader::run", in_cpp(None), in_cpp(path), pairs=31)
+    yield compare(name, "AOTIModelPackageLoader::run", in_cpp(None), in_cpp(path), pairs=101)
     if device == "cuda":
         path = compiled(8)
         graphed = identity_conv.load_package(path, cuda_graph=True)
         stock = torch._inductor.aoti_load_package(path)
         for _ in range(3):
             graphed(x)
-        yield compare("CUDA graph of eight operators", "aoti_load_package", timed(graphed), timed(stock), pairs=31)
+        yield compare("CUDA graph of eight operators", "aoti_load_package", timed(graphed), timed(stock), pairs=101)
 
 
 def _scaling() -> Iterator[Comparison]:

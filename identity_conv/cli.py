@@ -282,6 +282,8 @@ def bench(suites: tuple[str, ...], as_json: bool) -> None:
     for suite in suites or SUITES:
         for each in benchmarks.run(suite):
             found.append(each)
+            # A suite may take minutes: each line as it comes, beside the table at the end.
+            click.echo(f"{suite}: {each.name}: {each.ratio:.3f} of {each.baseline}", err=True)
             bandwidth = f"{each.terabytes_per_second:.3f}" if each.terabytes_per_second else ""
             table.add_row(
                 each.name,

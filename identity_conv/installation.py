@@ -76,8 +76,7 @@ def install(prefix: Path, files: Sequence[Built]) -> list[Path]:
     Each file takes its place by rename, so a process that has the old one mapped keeps it.
     """
     laid = []
-    # package.h belongs to the runtime as a library, which CMake's install lays down.
-    headers = sorted(set((settings.source_dir() / "include" / "identity_conv").glob("*.h")) - {_runtime_header()})
+    headers = sorted((settings.source_dir() / "include" / "identity_conv").glob("*.h"))
     wanted = [(_FOLDERS[file.kind] / file.path.name, file.path) for file in files]
     wanted += [(Path("include") / "identity_conv" / header.name, header) for header in headers]
     # Without its record an installation is refused: one that is half of another torch is never used.
@@ -97,10 +96,6 @@ def install(prefix: Path, files: Sequence[Built]) -> list[Path]:
     sources = {file.path.name: file.sources for file in files}
     record.write_text(json.dumps({**_facts(), "sources": sources}, indent=1))
     return [*laid, record]
-
-
-def _runtime_header() -> Path:
-    return settings.source_dir() / "include" / "identity_conv" / "package.h"
 
 
 def _facts() -> dict[str, str]:

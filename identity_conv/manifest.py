@@ -27,7 +27,7 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 
-from . import toolchain
+from . import instruction_sets, toolchain
 
 RECORD = "extra/identity_conv/manifest.json"
 DIGEST = "extra/identity_conv/manifest.sha256"
@@ -90,36 +90,20 @@ def _describe_output(spec: Any, program: ExportedProgram) -> dict[str, Any]:
     return {"name": argument.name, "dtype": str(value.dtype).removeprefix("torch."), "sizes": sizes}
 
 
-#: Instruction sets that a compiler uses by itself, by Linux's names.
-_BY_COMPILERS = frozenset({
-    "sse3", "pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "movbe", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2",
-    "abm", "avx_vnni", "avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl", "avx512ifma", "avx512vbmi",
-    "avx512_vbmi2", "avx512_vnni", "avx512_bitalg", "avx512_vpopcntdq", "avx512_bf16", "avx512_fp16", "asimd",
-    "asimdhp", "asimddp", "asimdrdm", "atomics", "fphp", "bf16", "i8mm", "sve", "sve2", "svebf16", "svei8mm",
-})  # fmt: skip
-
-
-def describe_host(package: Path) -> dict[str, Any]:
-    """What a host must have for the compiled model: AOTInductor compiles for the machine that it is on."""
+def describe_host(package: Path, configs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a host must have for the model, which was compiled under inductor's settings `configs`."""
     with zipfile.ZipFile(package) as archive:
         names = archive.namelist()
         facts = json.loads(archive.read(next(name for name in names if name.endswith("_metadata.json"))))
         kernels = any(name.endswith((".cubin", ".fatbin")) for name in names)
+    device = facts["AOTI_DEVICE_KEY"]
     capability = str(facts.get("AOTI_COMPUTE_CAPABILITY") or "")
     return {
         "platform": toolchain.platform(),
-        "device": facts["AOTI_DEVICE_KEY"],
-        "instruction sets": sorted(_instruction_sets() & _BY_COMPILERS),
+        "device": device,
+        "instruction sets": instruction_sets.compiled_for(configs, device=device),
         "cuda": [f"sm_{capability.removeprefix('sm_').replace('.', '')}"] if kernels and capability else [],
     }
-
-
-def _instruction_sets() -> set[str]:
-    with open("/proc/cpuinfo") as file:
-        for line in file:
-            if line.startswith(("flags", "Features")):
-                return set(line.partition(":")[2].split())
-    return set()
 
 
 def describe_torch() -> dict[str, Any]:

@@ -110,7 +110,7 @@ def compile_package(
             described["sample"], more = samples.describe(example)
             records |= more
         described |= {
-            "host": manifest.describe_host(unfinished),
+            "host": manifest.describe_host(unfinished, configs),
             "torch": manifest.describe_torch(),
             "provenance": {"identity_conv": __version__, "compiler": str(toolchain.compiler())},
         }
@@ -171,8 +171,9 @@ _CUDA_GRAPH = {False: 0, True: 1, "reuse outputs": 2}
 class Package:
     """A loaded `model.pt2`, called as the model was; it may be used in a ``with`` block.
 
-    An input that requires grad is run without grad; one with a forward-mode tangent is refused. Calls
-    from several threads are safe. On CUDA a call is queued on the current stream.
+    An input that requires grad is run without grad; one with a forward-mode tangent is refused. Modes of the
+    calling thread (fake tensors, autocast) take no part in a call. Calls from several threads are safe; a process
+    that was forked opens a package of its own. On CUDA a call is queued on the current stream.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class Package:
         self.path = Path(path)
         where = None if device is None else str(torch.device(device))
         self._package = _runtime().Package.open(
-            os.fspath(path), where, num_runners, _CUDA_GRAPH[cuda_graph], expected_sha256 or ""
+            os.fspath(path), where, num_runners, _CUDA_GRAPH[cuda_graph], expected_sha256
         )
         manifest = json.loads(self._package.manifest or "{}")
         _adopt_libraries(manifest)
@@ -323,7 +324,10 @@ class Package:
         return self._package.verify()
 
     def __repr__(self) -> str:
-        return f"Package({str(self.path)!r}, device={self._package.device!r})"
+        try:
+            return f"Package({str(self.path)!r}, device={self._package.device!r})"
+        except ValueError:
+            return f"Package({str(self.path)!r}, closed)"
 
 
 def _short(leaf: Any) -> str:
@@ -395,7 +399,7 @@ def load_package(
             illegal calls run without, with a warning that says why, and one is queued at a time.
             Results are copied out of the graph; with ``"reuse outputs"`` they are its own memory, which
             the next call with inputs of these sizes overwrites.
-        expected_sha256: what the file's SHA-256 must be, in hexadecimal.
+        expected_sha256: what the file's SHA-256 must be, in 64 hexadecimal digits.
 
     Raises:
         PackageNotFoundError: there is no file at `path` (a ``FileNotFoundError`` too).

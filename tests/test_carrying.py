@@ -190,6 +190,63 @@ class TestBesideWhatIsRegistered:
         identity_conv.load_package(packages["cpu"])
         assert capfd.readouterr().err == ""
 
+    def made_elsewhere(self, source: Path, path: Path, *cflags: str) -> Path:
+        """A package of test_scale's operator, by a process that builds `source` with flags of its own."""
+        code = MARK_AS_COMMAND + (
+            "import sys, torch, identity_conv\n"
+            "source, path, *cflags = sys.argv[1:]\n"
+            "identity_conv.Extension('test_scale', [source], cflags=cflags).load()\n"
+            "class Model(torch.nn.Module):\n"
+            "    def forward(self, x): return torch.ops.test_scale.scale(x)\n"
+            "identity_conv.compile_package(identity_conv.export(Model(), (torch.ones(3),)), path)\n"
+        )
+        done = run_python("-c", code, source, path, *cflags)
+        assert done.returncode == 0, done.stderr
+        return path
+
+    def test_a_library_built_with_other_flags(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        ours = Extension("test_scale", [FIXTURES / "scale.cpp"])
+        ours.load()
+        path = self.made_elsewhere(FIXTURES / "scale.cpp", tmp_path / "model.pt2", "-O1")
+        (carried,) = libraries(path).values()
+        assert carried["sha256"] != hashlib.sha256(ours.library.read_bytes()).hexdigest()
+        package = identity_conv.load_package(path)
+        assert "model.pt2: libtest_scale.so: the process has registered the" in capfd.readouterr().err
+        assert torch.equal(package(torch.full((3,), 4.0)), torch.full((3,), 8.0))
+        assert "gives the recorded outputs" in package.verify()
+        torch.save(torch.full((3,), 4.0), tmp_path / "x.pt")
+        done = run_python("-c", FRESH, path, tmp_path / "x.pt")
+        assert done.stdout.splitlines()[-1:] == ["[8.0, 8.0, 8.0]"], done.stderr
+
+    def test_a_library_of_another_schema(self, tmp_path: Path) -> None:
+        Extension("test_scale", [FIXTURES / "scale.cpp"]).load()
+        source = tmp_path / "scale.cpp"
+        text = (FIXTURES / "scale.cpp").read_text()
+        source.write_text(text.replace("both(Tensor x) -> (Tensor, Tensor)", "both(Tensor y) -> (Tensor, Tensor)"))
+        path = self.made_elsewhere(source, tmp_path / "model.pt2")
+        with pytest.raises(identity_conv.LibraryConflictError) as caught:
+            identity_conv.load_package(path)
+        assert "has the operator test_scale::both(Tensor x) -> (Tensor, Tensor), and the package" in str(caught.value)
+        assert "gives the recorded outputs" in run_python("-c", FRESH, path).stdout
+
+    @pytest.mark.night
+    def test_the_worked_example_built_with_other_flags(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        code = MARK_AS_COMMAND + (
+            "import sys, torch\n"
+            "from identity_conv import building\n"
+            "building.CFLAGS = ('-O1', *building.CFLAGS[1:])\n"
+            "import identity_conv as ic\n"
+            "ic.compile_package(ic.export(ic.IdentityModel(), (torch.randn(2, 3, 8, 9),)), sys.argv[1])\n"
+        )
+        done = run_python("-c", code, tmp_path / "model.pt2")
+        assert done.returncode == 0, done.stderr
+        (carried,) = libraries(tmp_path / "model.pt2").values()
+        assert carried["sha256"] != hashlib.sha256(ops.extension.library.read_bytes()).hexdigest()
+        package, x = identity_conv.load_package(tmp_path / "model.pt2"), torch.randn(2, 3, 8, 9)
+        assert "libidentity_conv_ops.so: the process has registered the" in capfd.readouterr().err
+        torch.testing.assert_close(package(x), x, rtol=1e-5, atol=1e-5)
+        assert "gives the recorded outputs" in run_python("-c", FRESH, tmp_path / "model.pt2").stdout
+
     def test_disagreeing(self, packages: dict[str, Path], tmp_path: Path) -> None:
         changed = {"my_ops::identity_conv_op": "my_ops::identity_conv_op(Tensor x, int y) -> Tensor"}
         other = self.with_another_library(packages["cpu"], tmp_path / "other.pt2", **changed)
@@ -281,9 +338,11 @@ class TestExample:
 
 def test_the_digest_asked_for(packages: dict[str, Path]) -> None:
     digest = hashlib.sha256(packages["cpu"].read_bytes()).hexdigest()
-    identity_conv.load_package(packages["cpu"], expected_sha256=digest)
-    with pytest.raises(identity_conv.DamagedPackageError, match=f"has the SHA-256 {digest}, and 00 was expected"):
-        identity_conv.load_package(packages["cpu"], expected_sha256="00")
+    for asked in (digest, digest.upper()):
+        identity_conv.load_package(packages["cpu"], expected_sha256=asked)
+    zeros = "0" * 64
+    with pytest.raises(identity_conv.DamagedPackageError, match=f"has the SHA-256 {digest}, and {zeros} was expected"):
+        identity_conv.load_package(packages["cpu"], expected_sha256=zeros)
 
 
 def test_a_missing_library_is_named(packages: dict[str, Path], tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 import torch
 from support_build import MODULE, NO_COMPILER, ROOT, listing, run_python
 
+import identity_conv
+
 
 def link(file: Path, root: Path) -> None:
     """Puts `file` at its own path below `root`."""
@@ -36,8 +38,11 @@ def bare_root(program: Path, tmp_path: Path) -> Callable[..., subprocess.Complet
         link(file, root)
     assert not list(root.rglob("*libpython*"))
 
-    def run(*arguments: Path | str, give: Path) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: Path | str, give: Path, processor: str = "") -> subprocess.CompletedProcess[str]:
         shutil.copy(give, root / give.name)
+        if processor:
+            (root / "proc").mkdir()
+            (root / "proc" / "cpuinfo").write_text(processor)
         enter = ["chroot"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "chroot"]
         enter[0] = shutil.which(enter[0], path="/usr/sbin:/usr/bin:/sbin:/bin") or enter[0]
         command = [*enter, root, program, f"/{give.name}", *arguments]
@@ -52,6 +57,21 @@ def test_without_python_or_compilers_it_verifies(
     done = bare_root("--verify", give=packages["cpu"])
     assert done.returncode == 0, done.stderr
     assert "gives the recorded outputs" in done.stdout
+
+
+@pytest.mark.parametrize("processor", ["with more", "with less"])
+def test_instruction_sets_are_a_superset(
+    bare_root: Callable[..., subprocess.CompletedProcess[str]], packages: dict[str, Path], processor: str
+) -> None:
+    needed = identity_conv.inspect_package(packages["cpu"])["manifest"]["host"]["instruction sets"]
+    assert needed
+    has = [*needed, "avx1024f"] if processor == "with more" else [*needed[1:], "avx1024f"]
+    done = bare_root("--verify", give=packages["cpu"], processor=f"flags\t\t: {' '.join(has)}\n")
+    if processor == "with more":
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert done.returncode == 1
+        assert f"uses instructions that this processor lacks: {needed[0]}\n" in done.stderr
 
 
 def test_with_a_prefix_python_needs_no_compiler_and_no_cache(packages: dict[str, Path], tmp_path: Path) -> None:

@@ -52,16 +52,32 @@ def test_thousands_of_files(packages: dict[str, Path], tmp_path: Path, seed: int
     check(packages["cpu"], tmp_path, seed=1000 + seed, count=1000)
 
 
-@pytest.mark.night
-@pytest.mark.timeout(3600)
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake isn't installed")
-def test_files_under_sanitizers(packages: dict[str, Path], tmp_path: Path) -> None:
-    build = tmp_path / "build"
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a build with AddressSanitizer and UBSan of the runtime and the two programs that fuzz it."""
+    build = tmp_path_factory.mktemp("sanitized")
     configure = ["cmake", "-S", ROOT / "tests" / "cpp", "-B", build, "-DIDENTITY_CONV_SANITIZE=ON",
                  "-DIDENTITY_CONV_UNIT_TESTS=OFF", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
                  f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"]  # fmt: skip
     subprocess.run(configure, check=True)
-    subprocess.run(["cmake", "--build", build, "-j2", "--target", "open_each"], check=True)
+    subprocess.run(["cmake", "--build", build, "-j2", "--target", "open_each", "run_each"], check=True)
+    return build
+
+
+def run_sanitized(*command: object) -> list[str]:
+    environment = {"ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    done = subprocess.run(
+        list(map(str, command)), env=environment, capture_output=True, text=True, check=False, timeout=1800
+    )
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr[-5000:]
+    assert "runtime error" not in done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.night
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake isn't installed")
+def test_files_under_sanitizers(sanitized: Path, packages: dict[str, Path], tmp_path: Path) -> None:
     for seed in range(4):
         folder = tmp_path / f"cases{seed}"
         folder.mkdir()
@@ -69,19 +85,37 @@ def test_files_under_sanitizers(packages: dict[str, Path], tmp_path: Path) -> No
         for number, (_, data) in enumerate(support_fuzz.cases(packages["cpu"], 2000 + seed, 500)):
             files.append(folder / f"{number}.pt2")
             files[-1].write_bytes(data)
-        environment = {"ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
-        done = subprocess.run(
-            [build / "open_each", packages["cpu"], *files], env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-5000:]
-        assert "runtime error" not in done.stderr
-        assert len(done.stdout.splitlines()) == 501
-        assert done.stdout.splitlines()[0].startswith("right")
+        lines = run_sanitized(sanitized / "open_each", packages["cpu"], *files)
+        assert len(lines) == 501
+        assert lines[0].startswith("right")
         shutil.rmtree(folder)
+
+
+@pytest.mark.night
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake isn't installed")
+def test_inputs_under_sanitizers(sanitized: Path, packages: dict[str, Path]) -> None:
+    for seed in range(4):
+        (line,) = run_sanitized(sanitized / "run_each", packages["cpu"], seed, 1000)
+        computed, refused = (int(word) for word in line.split() if word.isdigit())
+        assert computed > 100
+        assert refused > 100
+        assert computed + refused == 1000
 
 
 @pytest.mark.parametrize("case", range(40))
 def test_inputs(package: identity_conv.Package, case: int) -> None:
+    check_input(package, case)
+
+
+@pytest.mark.night
+@pytest.mark.timeout(3600)
+def test_thousands_of_inputs(package: identity_conv.Package) -> None:
+    for case in range(1000, 6000):
+        check_input(package, case)
+
+
+def check_input(package: identity_conv.Package, case: int) -> None:
     """Legal and illegal tensors, by a seed: computed rightly, or refused by one sentence."""
     chance = random.Random(case)
     sizes = [chance.choice([0, 1, 2, 3, 5, 64, 65, 600]) if chance.random() < 0.5 else usual for usual in (2, 3, 8, 9)]

@@ -378,7 +378,7 @@ def test_an_input_that_the_model_changes_is_changed_or_refused(tmp_path: Path) -
     assert torch.equal(package(x), torch.ones(4, 6))
     assert torch.equal(x, torch.ones(4, 6))
     for other in (torch.zeros(6, 4).t(), torch.zeros(4, 6, requires_grad=True)):
-        with pytest.raises(RuntimeError, match=r"input (x|0): .*write"):
+        with pytest.raises(RuntimeError, match=r"input x: .*write"):
             package(other)
 
 
@@ -399,7 +399,7 @@ def test_a_tensor_without_memory_of_its_own_is_refused(packages: dict[str, Path]
     package = identity_conv.load_package(packages["cpu"])
     x = torch.randn(2, 3, 8, 8)
     if kind == "functional":
-        with pytest.raises(RuntimeError, match="input 0: must be a plain tensor"):
+        with pytest.raises(RuntimeError, match="input x: must be a plain tensor"):
             torch.func.functionalize(package)(x)
         return
     if kind == "zero tensor":
@@ -408,7 +408,7 @@ def test_a_tensor_without_memory_of_its_own_is_refused(packages: dict[str, Path]
         x.untyped_storage().resize_(0)
     else:
         x = torch.nested.nested_tensor([x, x])
-    with pytest.raises(RuntimeError, match="input 0: must be a"):
+    with pytest.raises(RuntimeError, match="input x: must be a"):
         package(x)
 
 

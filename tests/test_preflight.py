@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from support_build import MARK_AS_COMMAND, MODULE, run_python
 from support_package import Records, rewrite, sign, with_manifest
 
 import identity_conv
+from identity_conv.instruction_sets import compiled_for
 
 LIBRARY = "data/identity_conv/lib/libidentity_conv_ops.so"
 
@@ -85,6 +87,44 @@ def test_a_host_with_more_suits(packages: dict[str, Path], tmp_path: Path) -> No
     package = with_manifest(packages["cpu"], tmp_path / "other.pt2", fewer_instructions)
     assert fatal(package) == []
     identity_conv.load_package(package).verify()
+
+
+class TestInstructionSets:
+    """What is recorded is what the compiler may use, whatever else the machine that it is on has."""
+
+    for_another_machine = pytest.mark.skipif(
+        not hasattr(torch._inductor.config.cpp, "march") or platform.machine() != "x86_64",
+        reason="torch 2.11 compiles for the machine that it is on",
+    )
+
+    @for_another_machine
+    def test_of_the_flags(self) -> None:
+        older, newer = (
+            set(compiled_for({"cpp.march": f"x86-64-v{level}", "cpp.simdlen": 1}, device="cpu")) for level in (2, 4)
+        )
+        assert {"sse4_2", "popcnt"} <= older
+        assert not older & {"avx", "avx2", "fma", "avx512f"}
+        assert {"avx2", "fma", "bmi2", "avx512f", "avx512vl"} <= newer
+
+    def test_of_a_package(self, packages: dict[str, Path]) -> None:
+        recorded = identity_conv.inspect_package(packages["cpu"])["manifest"]["host"]["instruction sets"]
+        assert recorded == compiled_for({}, device="cpu")
+        assert set(recorded) <= set(Path("/proc/cpuinfo").read_text().split())
+
+    @pytest.mark.night
+    @for_another_machine
+    def test_more_than_this_processor_may_have(self, tmp_path: Path) -> None:
+        def compile_it() -> Path:
+            program = identity_conv.export(torch.nn.ReLU(), (torch.randn(3),))
+            options = {"cpp.march": "x86-64-v4"}
+            return identity_conv.compile_package(program, tmp_path / "model.pt2", inductor_configs=options)
+
+        if "avx512vl" in Path("/proc/cpuinfo").read_text():
+            assert "avx512vl" in identity_conv.inspect_package(compile_it())["manifest"]["host"]["instruction sets"]
+            return
+        with pytest.raises(identity_conv.HostError, match=r"uses instructions that this processor lacks: avx512bw, "):
+            compile_it()
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_all_causes_in_one_answer_the_same_everywhere(packages: dict[str, Path], program: Path, tmp_path: Path) -> None:

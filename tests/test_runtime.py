@@ -18,8 +18,10 @@ import pytest
 import torch
 from support_build import environment
 from test_package import close_to
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.export import Dim
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import identity_conv
 from identity_conv import targets
@@ -115,6 +117,7 @@ def test_weights_that_do_not_fit_leave_the_old_ones(device: str, weights) -> Non
         ({"linear.weight": good, "shift": torch.zeros(63)}, r"constant shift: size must be \[64\], got \[63\]"),
         ({"linear.weight": good, "scale": torch.tensor(1)}, "constant scale: dtype must be float32, got int64"),
         ({"linear.weight": good, "weight": good}, "constant weight: the package has none of this name"),
+        ({"linear.weight": good, "shift\0": good}, "the package has none of this name"),
         ({"linear.weight": good, "shift": torch.zeros(64).to_sparse()}, "constant shift: must be a dense"),
         ({"linear.weight": good, "shift": torch.zeros(64, device="meta")}, "constant shift: must be a plain tensor"),
     ]:
@@ -189,6 +192,8 @@ def test_options_out_of_range_are_refused(weights) -> None:
         ({"num_runners": -3}, "num_runners must be 1 to 1024, got -3"),
         ({"num_runners": 10**6}, "num_runners must be 1 to 1024, got 1000000"),
         ({"device": "cuda"}, "device must be of type cpu, for which the package was compiled, got cuda"),
+        ({"expected_sha256": ""}, 'expected_sha256 must be 64 hexadecimal digits, got ""'),
+        ({"expected_sha256": "0" * 63 + "g"}, "expected_sha256 must be 64 hexadecimal digits"),
         ({"cuda_graph": "yes"}, "cuda_graph must be False, True or 'reuse outputs', got 'yes'"),
     ]:
         with pytest.raises(ValueError, match=sentence):
@@ -200,7 +205,7 @@ def test_gradients_are_not_promised(weights) -> None:
     package = identity_conv.load_package(weights["cpu"][0])
     x = torch.randn(3, 4)
     assert not package(x.clone().requires_grad_()).requires_grad
-    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="input 0: must have no forward-mode tangent"):
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="input x: must have no forward-mode tangent"):
         package(forward_ad.make_dual(x, torch.ones_like(x)))
 
 
@@ -225,6 +230,7 @@ def test_a_closed_package_says_so(weights) -> None:
     with identity_conv.load_package(weights["cpu"][0]) as package:
         package(torch.randn(3, 4))
     package.close()
+    assert repr(package) == f"Package({str(weights['cpu'][0])!r}, closed)"
     for use in (lambda: package(torch.randn(3, 4)), package.constants, lambda: package.load_constants({})):
         with pytest.raises(ValueError, match="the package is closed"):
             use()
@@ -251,6 +257,67 @@ def test_closing_waits_for_the_calls_under_way(weights) -> None:
             package.close()
             for each in running:
                 each.result()
+
+
+@pytest.mark.parametrize("mode", ["fake tensors", "autocast", "dispatch", "vmap", "grad", "meta by default"])
+def test_modes_of_the_thread_take_no_part_in_a_call(packages: dict[str, Path], mode: str) -> None:
+    """Compiled code takes what operators return for plain memory: a fake tensor's would end the process."""
+    x, seen = torch.randn(2, 3, 8, 9), []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    def use() -> torch.Tensor:
+        with identity_conv.load_package(packages["cpu"]) as package:
+            package.load_constants({"native1.weight": package.constants()["native1.weight"]})
+            package.verify()
+            return package(x)
+
+    if mode in ("vmap", "grad"):
+        results = []
+        transform = torch.vmap if mode == "vmap" else torch.func.grad
+        transform(lambda v: (results.append(use()), v * 2)[1])(torch.ones(3) if mode == "vmap" else torch.ones(()))
+        (y,) = results
+    else:
+        modes = {
+            "fake tensors": FakeTensorMode,
+            "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+            "dispatch": Watch,
+            "meta by default": lambda: torch.device("meta"),
+        }
+        with modes[mode]():
+            y = use()
+    assert seen == []
+    torch.testing.assert_close(y, x, **close_to(x))
+
+
+FORK = """
+package = identity_conv.load_package(sys.argv[1])
+x = torch.randn(64, 3, 64, 64)
+package(x)  # from here on there are threads of OpenMP
+def use(package):
+    # numpy compares: torch's own operators, too, wait for threads that the child doesn't have
+    try: return bool((abs(package(x).numpy() - x.numpy()) < 1e-5).all())
+    except identity_conv.ExecutionError as error: return str(error)
+child = os.fork()
+if child == 0:
+    print(use(package), flush=True)
+    with identity_conv.load_package(sys.argv[1]) as own:
+        print(use(own), flush=True)
+    package.close()
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), use(package))
+"""
+
+
+def test_a_forked_process_opens_a_package_of_its_own(packages: dict[str, Path], temporary: Path) -> None:
+    done, _ = python(FORK, packages["cpu"]).communicate(timeout=120)
+    inherited, own, parent = done.splitlines()
+    assert inherited.startswith("the package was opened before this process was forked")
+    assert (own, parent) == ("True", "0 True")
+    assert list(temporary.iterdir()) == []
 
 
 # --- what it leaves behind ---
@@ -301,14 +368,15 @@ def test_twenty_processes_at_once_leave_nothing(packages: dict[str, Path], tempo
 
 def test_a_process_that_ends_with_packages_open_leaves_nothing(weights, temporary: Path) -> None:
     code = (
+        "import ctypes\n"
         "package = identity_conv.load_package(sys.argv[1])\n"
-        "loop = [package]; loop.append(loop)\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    del package, loop[0]\n"
+        "    del package\n"
         "    os._exit(len(os.listdir(os.environ['TMPDIR'])))\n"
         "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1\n"
         "print(len(os.listdir(os.environ['TMPDIR'])), flush=True)\n"
+        "ctypes.pythonapi.Py_IncRef(ctypes.py_object(package))  # Python's own end doesn't free it\n"
     )
     done, _ = python(code, weights["cpu"][0]).communicate()
     assert done.strip() == "1"
@@ -345,6 +413,38 @@ def test_a_failed_load_leaves_nothing(packages: dict[str, Path], temporary: Path
     for _ in range(3):
         with pytest.raises(RuntimeError):
             identity_conv.load_package(tmp_path / "model.pt2")
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(weights, temporary: Path) -> None:
+    """As a limit on the size of files shows it."""
+    code = (
+        "import resource\n"
+        "identity_conv.load_package(sys.argv[1]).close()\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
+        "try: identity_conv.load_package(sys.argv[1])\n"
+        "except identity_conv.HostError as error: print(error)\n"
+    )
+    done, _ = python(code, weights["cpu"][0]).communicate(timeout=120)
+    assert "cannot be written to" in done
+    assert done.count("\n") == 1
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_program_leaves_nothing(
+    packages: dict[str, Path], program: Path, temporary: Path, tmp_path: Path, how: signal.Signals
+) -> None:
+    torch.save(torch.randn(2, 3, 8, 8), tmp_path / "x.pt")
+    command = [program, packages["cpu"], "--input", tmp_path / "x.pt", "--repeat", "1000000000"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not list(temporary.glob("*/data/aotinductor/model/*.so")) and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    running.send_signal(how)
+    _, said = running.communicate(timeout=60)
+    assert (running.returncode, said) == (1, "identity-conv-run: interrupted\n")
     assert list(temporary.iterdir()) == []
 
 

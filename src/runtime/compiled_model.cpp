@@ -203,7 +203,7 @@ class CheckSetting {
 void check_constant(const std::string& name, const at::Tensor& value,
                     const std::unordered_map<std::string, at::Tensor>& current) {
   const auto refuse = [&](const std::string& what) {
-    throw PackageError(Kind::kInput, "constant " + name + ": " + what);
+    throw PackageError(Kind::kInput, "constant " + one_line(name) + ": " + what);
   };
   const auto found = current.find(name);
   if (found == current.end()) refuse("the package has none of this name");

@@ -321,7 +321,7 @@ void Contract::check_kind(const at::Tensor& tensor, const Input& input, c10::Dev
   }
 }
 
-void Contract::fit(std::vector<at::Tensor>& inputs, c10::Device device) const {
+void Contract::fit(Inputs& inputs, c10::Device device) const {
   Binding binding(*this);
   for (std::size_t i = 0; i < inputs_.size(); ++i) check_kind(inputs[i], inputs_[i], device);
   // First the sizes that give a symbol its value, in order, then all against what they must be.
@@ -335,6 +335,7 @@ void Contract::fit(std::vector<at::Tensor>& inputs, c10::Device device) const {
     const auto sizes = inputs[i].sizes();
     for (std::size_t d = 0; d < sizes.size(); ++d) {
       const Size& size = inputs_[i].sizes[d];
+      if (size.is_number() && size.number == sizes[d]) continue;
       const auto wanted = binding.value(size);
       if (wanted && *wanted == sizes[d]) continue;
       refuse(inputs_[i].name,
@@ -351,13 +352,31 @@ void Contract::fit(std::vector<at::Tensor>& inputs, c10::Device device) const {
     }
   }
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    inputs[i] = laid_out(std::move(inputs[i]), inputs_[i]);
+    if (!is_laid_out(inputs[i], inputs_[i])) inputs.replace(i, laid_out(inputs[i], inputs_[i]));
   }
 }
 
-at::Tensor Contract::laid_out(at::Tensor tensor, const Input& input) const {
+// A dimension of one element, or none, may have any stride.
+bool Contract::is_laid_out(const at::Tensor& tensor, const Input& input) const {
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();
+  bool fits = true;
+  if (!input.strides.empty()) {
+    for (std::size_t d = 0; d < sizes.size(); ++d) {
+      fits &= sizes[d] <= 1 || strides[d] == input.strides[d];
+    }
+  } else {
+    int64_t stride = 1;
+    for (auto d = input.order.rbegin(); d != input.order.rend(); ++d) {
+      fits &= sizes[*d] <= 1 || strides[*d] == stride;
+      stride *= std::max<int64_t>(sizes[*d], 1);
+    }
+  }
+  return fits || tensor.numel() == 0;
+}
+
+at::Tensor Contract::laid_out(const at::Tensor& tensor, const Input& input) const {
+  const auto sizes = tensor.sizes();
   c10::SmallVector<int64_t, 8> wanted(input.strides.begin(), input.strides.end());
   if (input.strides.empty()) {
     wanted.resize(sizes.size());
@@ -367,11 +386,6 @@ at::Tensor Contract::laid_out(at::Tensor tensor, const Input& input) const {
       stride *= std::max<int64_t>(sizes[*d], 1);
     }
   }
-  bool fits = true;
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    fits &= sizes[d] <= 1 || strides[d] == wanted[d];
-  }
-  if (fits || tensor.numel() == 0) return tensor;
   if (input.mutated) {
     refuse(input.name, "strides must be " + c10::str(at::IntArrayRef(wanted)) + ", got " +
                            c10::str(tensor.strides()) + " (the model writes to it)");

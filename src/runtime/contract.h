@@ -22,11 +22,35 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "json.h"
 
 namespace identity_conv {
+
+// The inputs of a call, of which one that must be changed is replaced, and then alone copied.
+class Inputs {
+ public:
+  explicit Inputs(const std::vector<at::Tensor>& given) : now_(&given) {}
+  Inputs(const Inputs&) = delete;
+  Inputs& operator=(const Inputs&) = delete;
+
+  const std::vector<at::Tensor>& all() const { return *now_; }
+  const at::Tensor& operator[](std::size_t i) const { return (*now_)[i]; }
+
+  void replace(std::size_t i, at::Tensor by) {
+    if (now_ != &own_) {
+      own_ = *now_;
+      now_ = &own_;
+    }
+    own_[i] = std::move(by);
+  }
+
+ private:
+  const std::vector<at::Tensor>* now_;
+  std::vector<at::Tensor> own_;
+};
 
 class Contract {
  public:
@@ -35,13 +59,15 @@ class Contract {
 
   std::size_t num_inputs() const { return inputs_.size(); }
 
+  const std::string& name(std::size_t input) const { return inputs_[input].name; }
+
   // Whether the model writes to the input; it must then be given as it is.
   bool mutates(std::size_t input) const { return inputs_[input].mutated; }
 
   // Checks dense tensors and gives each the strides that the code was compiled for: one that is
   // laid out otherwise is copied, or refused where the model writes to it. Throws PackageError of
   // kind kInput with one sentence.
-  void fit(std::vector<at::Tensor>& inputs, c10::Device device) const;
+  void fit(Inputs& inputs, c10::Device device) const;
 
  private:
   struct Symbol {
@@ -79,7 +105,8 @@ class Contract {
   void check_test(const Json& test) const;
   std::size_t symbol_index(const std::string& name) const;
   void check_kind(const at::Tensor& tensor, const Input& input, c10::Device device) const;
-  at::Tensor laid_out(at::Tensor tensor, const Input& input) const;
+  bool is_laid_out(const at::Tensor& tensor, const Input& input) const;
+  at::Tensor laid_out(const at::Tensor& tensor, const Input& input) const;
 
   std::vector<Symbol> symbols_;
   std::vector<Input> inputs_;

@@ -10,7 +10,7 @@ std::string one_line(const std::string& text) {
   std::string line;
   bool space = false;
   for (const char c : text) {
-    if (std::isspace(static_cast<unsigned char>(c))) {
+    if (c == '\0' || std::isspace(static_cast<unsigned char>(c))) {
       space = true;
       continue;
     }

@@ -6,6 +6,7 @@
 #include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
 
 #include <algorithm>
+#include <cctype>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -15,8 +16,10 @@
 #include "contract.h"
 #include "cuda_graph.h"
 #include "error_text.h"
+#include "forked_process.h"
 #include "json.h"
 #include "libraries.h"
+#include "plain_dispatch.h"
 #include "plain_tensor.h"
 #include "preflight.h"
 #include "requirements.h"
@@ -26,6 +29,12 @@ namespace identity_conv {
 namespace {
 
 using Kind = PackageError::Kind;
+
+// What operators are called in, whatever the thread and the process had been up to.
+struct Surroundings {
+  const PlainDispatch plain;
+  const OpenMPOfFork serial;
+};
 
 // What `read` makes of the JSON document in a record; refuses one of which it makes nothing.
 template <class Read>
@@ -70,6 +79,12 @@ void check_options(const std::string& path, c10::DeviceType type, const PackageO
   if (options.num_runners < 1 || options.num_runners > 1024) {
     throw std::invalid_argument("num_runners must be 1 to 1024, got " +
                                 std::to_string(static_cast<std::ptrdiff_t>(options.num_runners)));
+  }
+  const auto is_hex = [](unsigned char c) { return std::isxdigit(c) != 0; };
+  if (const auto& digest = options.expected_sha256;
+      digest && !(digest->size() == 64 && std::all_of(digest->begin(), digest->end(), is_hex))) {
+    throw std::invalid_argument("expected_sha256 must be 64 hexadecimal digits, got \"" +
+                                one_line(*digest) + '"');
   }
   if (options.device && options.device->type() != type) {
     throw std::invalid_argument(
@@ -167,26 +182,26 @@ std::unique_ptr<CompiledModel> load_model(PackageArchive& archive, const std::st
 }
 
 // The compiled code reads an input's memory through its data pointer, sizes and strides alone.
-at::Tensor readable_input(at::Tensor input, std::size_t index, bool mutated) {
+void make_readable(Inputs& inputs, std::size_t index, const Contract* contract) {
+  const at::Tensor& given = inputs[index];
   const auto refuse = [&](const std::string& what) {
-    throw PackageError(Kind::kInput, "input " + std::to_string(index) + ": " + what);
+    const std::string name = contract ? contract->name(index) : std::to_string(index);
+    throw PackageError(Kind::kInput, "input " + name + ": " + what);
   };
-  const std::string unusable = describe_unusable(input);
+  const std::string unusable = describe_unusable(given);
   if (!unusable.empty()) refuse(unusable);
-  if (mutated && (input.requires_grad() || input.is_conj() || input.is_neg())) {
+  const bool is_plain = !given.requires_grad() && !given.is_conj() && !given.is_neg();
+  if (!is_plain && contract && contract->mutates(index)) {
     refuse(
         "must be a tensor that the model can write to, got one that requires grad, or a conj or "
         "neg view");
   }
-  if (input.unsafeGetTensorImpl()->autograd_meta() && input._fw_grad(/*level=*/0).defined()) {
+  if (given.unsafeGetTensorImpl()->autograd_meta() && given._fw_grad(/*level=*/0).defined()) {
     refuse(
         "must have no forward-mode tangent, which a compiled model would drop: call it on "
         "torch.autograd.forward_ad.unpack_dual(x).primal");
   }
-  if (input.requires_grad()) input = input.detach();
-  if (input.is_conj()) input = input.resolve_conj();
-  if (input.is_neg()) input = input.resolve_neg();
-  return input;
+  if (!is_plain) inputs.replace(index, given.detach().resolve_conj().resolve_neg());
 }
 
 }  // namespace
@@ -196,6 +211,7 @@ class Package::Loaded {
   explicit Loaded(const std::string& path) : path(path), archive(path) {}
 
   std::string path;
+  int num_forks_at_open = num_forks;
   PackageArchive archive;  // open as long as the package, for verify
   std::string manifest;
   std::vector<Finding> findings;
@@ -212,6 +228,7 @@ Package& Package::operator=(Package&&) noexcept = default;
 Package::~Package() = default;
 
 Package Package::open(const std::string& path, Options options) {
+  const Surroundings surroundings;
   auto loaded = std::make_unique<Loaded>(path);
   PackageArchive& archive = loaded->archive;
   const Description description = describe(archive, path);
@@ -281,24 +298,30 @@ std::string Package::inspect(const std::string& path, const Options& options) {
       .dump();
 }
 
-std::vector<at::Tensor> Package::run(std::vector<at::Tensor> inputs) {
-  if (inputs.size() != num_inputs()) {
+std::vector<at::Tensor> Package::run(const std::vector<at::Tensor>& given) {
+  const Surroundings surroundings;
+  if (loaded_->num_forks_at_open != num_forks.load(std::memory_order_relaxed)) {
+    throw PackageError(Kind::kExecution,
+                       "the package was opened before this process was forked, and what other "
+                       "threads did in it then is lost: open it in the new process");
+  }
+  if (given.size() != num_inputs()) {
     throw PackageError(Kind::kInput, "the number of input tensors must be " +
                                          std::to_string(num_inputs()) + ", got " +
-                                         std::to_string(inputs.size()));
+                                         std::to_string(given.size()));
   }
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const bool mutated = loaded_->contract && loaded_->contract->mutates(i);
-    inputs[i] = readable_input(std::move(inputs[i]), i, mutated);
-  }
+  const Contract* contract = loaded_->contract ? &*loaded_->contract : nullptr;
+  Inputs inputs(given);
+  for (std::size_t i = 0; i < given.size(); ++i) make_readable(inputs, i, contract);
   // The model's work goes to the current stream of the current device.
   const c10::DeviceGuard guard(loaded_->device);
-  if (loaded_->contract) loaded_->contract->fit(inputs, loaded_->device);
-  if (loaded_->graphs) return loaded_->graphs->run(inputs);
-  return loaded_->model->run(inputs, /*generated_checks=*/!loaded_->contract);
+  if (contract) contract->fit(inputs, loaded_->device);
+  if (loaded_->graphs) return loaded_->graphs->run(inputs.all());
+  return loaded_->model->run(inputs.all(), /*generated_checks=*/!contract);
 }
 
 std::string Package::verify() {
+  const Surroundings surroundings;
   const std::string& path = loaded_->path;
   std::optional<Sample> sample;
   if (!manifest().empty()) {
@@ -334,11 +357,13 @@ std::vector<std::string> Package::constant_names() const {
 }
 
 ConstantMap Package::constants() const {
+  const Surroundings surroundings;
   const c10::DeviceGuard guard(loaded_->device);
   return loaded_->graphs ? loaded_->graphs->constants() : loaded_->model->constants();
 }
 
 void Package::load_constants(const ConstantMap& replacements) {
+  const Surroundings surroundings;
   const c10::DeviceGuard guard(loaded_->device);
   if (loaded_->graphs) return loaded_->graphs->load_constants(replacements);
   loaded_->model->load_constants(replacements);

@@ -460,14 +460,16 @@ std::vector<Finding> preflight(const PackageArchive& archive, const Description&
   const bool has_manifest = !description.manifest.empty();
   findings.push_back(has_manifest ? check_records(archive, description.document)
                                   : check_checksums(archive));
-  if (!options.expected_sha256.empty()) {
+  if (options.expected_sha256) {
+    std::string expected = *options.expected_sha256;
+    std::transform(expected.begin(), expected.end(), expected.begin(),
+                   [](unsigned char c) { return std::tolower(c); });
     const std::string digest = archive.sha256();
-    findings.push_back(digest == options.expected_sha256
-                           ? ok("digest", digest)
-                           : fatal("digest",
-                                   "has the SHA-256 " + digest + ", and " +
-                                       options.expected_sha256 + " was expected",
-                                   Kind::kDamaged));
+    findings.push_back(
+        digest == expected
+            ? ok("digest", digest)
+            : fatal("digest", "has the SHA-256 " + digest + ", and " + expected + " was expected",
+                    Kind::kDamaged));
   }
   if (has_manifest) {
     static const Json none{Json::Object()};

@@ -110,7 +110,7 @@ bool parse_open(PyObject* args, PyObject* kwargs, const char* format, OpenArgume
   const char* device = nullptr;
   Py_ssize_t num_runners = 1;
   int cuda_graph = 0;
-  const char* expected_sha256 = "";
+  const char* expected_sha256 = nullptr;
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, format, const_cast<char**>(names),
                                    PyUnicode_FSConverter, &path_bytes, &device, &num_runners,
                                    &cuda_graph, &expected_sha256)) {
@@ -122,14 +122,14 @@ bool parse_open(PyObject* args, PyObject* kwargs, const char* format, OpenArgume
   // A negative number becomes a large one, which is refused as well.
   parsed.options.num_runners = static_cast<std::size_t>(num_runners);
   parsed.options.cuda_graph = static_cast<identity_conv::CudaGraph>(cuda_graph);
-  parsed.options.expected_sha256 = expected_sha256;
+  if (expected_sha256) parsed.options.expected_sha256 = expected_sha256;
   return true;
 }
 
 PyObject* package_open(PyObject* type, PyObject* args, PyObject* kwargs) {
   return translating_exceptions([&]() -> PyObject* {
     OpenArguments arguments;
-    if (!parse_open(args, kwargs, "O&|znis:open", arguments)) return nullptr;
+    if (!parse_open(args, kwargs, "O&|zniz:open", arguments)) return nullptr;
     std::shared_ptr<Package> package = [&] {
       const WithoutGil released;
       return std::make_shared<Package>(Package::open(arguments.path, arguments.options));
@@ -148,7 +148,7 @@ PyObject* package_open(PyObject* type, PyObject* args, PyObject* kwargs) {
 PyObject* package_inspect(PyObject*, PyObject* args, PyObject* kwargs) {
   return translating_exceptions([&]() -> PyObject* {
     OpenArguments arguments;
-    if (!parse_open(args, kwargs, "O&|znis:inspect", arguments)) return nullptr;
+    if (!parse_open(args, kwargs, "O&|zniz:inspect", arguments)) return nullptr;
     const std::string found = [&] {
       const WithoutGil released;
       return Package::inspect(arguments.path, arguments.options);
@@ -242,7 +242,7 @@ PyObject* package_run(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     }
     std::vector<at::Tensor> outputs = [&] {
       const WithoutGil released;
-      return package->run(std::move(inputs));
+      return package->run(inputs);
     }();
     auto* python_package = reinterpret_cast<PyPackage*>(self);
     if (python_package->tells_of_fallback && !tell_of_fallback(python_package, *package)) {
@@ -308,14 +308,16 @@ PyObject* package_load_constants(PyObject* self, PyObject* dict) {
     PyObject* name = nullptr;
     PyObject* value = nullptr;
     for (Py_ssize_t i = 0; PyDict_Next(dict, &i, &name, &value);) {
-      const char* text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : nullptr;
+      Py_ssize_t length = 0;
+      const char* text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &length) : nullptr;
       if (!text || !THPVariable_Check(value)) {
         if (PyErr_Occurred()) return nullptr;
         return PyErr_Format(PyExc_TypeError,
                             "constants must map names to tensors, got %.200s for %R",
                             Py_TYPE(value)->tp_name, name);
       }
-      replacements.emplace(text, THPVariable_Unpack(value));
+      replacements.emplace(std::string(text, static_cast<std::size_t>(length)),
+                           THPVariable_Unpack(value));
     }
     {
       const WithoutGil released;
@@ -388,11 +390,11 @@ PyCFunction as_method(Function* function) {
 
 PyMethodDef package_methods[] = {
     {"open", as_method(package_open), METH_CLASS | METH_VARARGS | METH_KEYWORDS,
-     "open(path, device=None, num_runners=1, cuda_graph=0, expected_sha256='')\n--\n\n"
+     "open(path, device=None, num_runners=1, cuda_graph=0, expected_sha256=None)\n--\n\n"
      "Load a package, and the operator libraries in it.\n\n"
      "Raises what set_errors() was given, with one sentence."},
     {"inspect", as_method(package_inspect), METH_CLASS | METH_VARARGS | METH_KEYWORDS,
-     "inspect(path, device=None, num_runners=1, cuda_graph=0, expected_sha256='')\n--\n\n"
+     "inspect(path, device=None, num_runners=1, cuda_graph=0, expected_sha256=None)\n--\n\n"
      "The manifest, the records' sizes and what open() would find, as JSON; maps nothing."},
     {"verify", package_verify, METH_NOARGS,
      "verify()\n--\n\nRun the recorded example and compare; returns a sentence."},

@@ -8,8 +8,8 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <mutex>
-#include <set>
 #include <system_error>
 
 #include "identity_conv/package.h"
@@ -60,7 +60,8 @@ void remove_abandoned(const fs::path& parent) {
   }
 }
 
-// The folders of this process, so that its exit removes those still in use.
+// The folders of this process, so that its exit removes those still in use. A forked process has
+// its parent's among them, and leaves those alone.
 class InUse {
  public:
   static InUse& of_process() {
@@ -68,28 +69,30 @@ class InUse {
     return in_use;
   }
   ~InUse() {
-    for (const std::string& folder : folders_) remove_files(folder);
+    for (const auto& [folder, owner] : folders_) remove_files(folder, owner);
   }
 
   void add(const std::string& folder) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    folders_.insert(folder);
+    folders_.emplace(folder, getpid());
   }
 
   void remove(const std::string& folder) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (folders_.erase(folder)) remove_files(folder);
+    const auto found = folders_.find(folder);
+    if (found == folders_.end()) return;
+    remove_files(folder, found->second);
+    folders_.erase(found);
   }
 
  private:
-  void remove_files(const std::string& folder) const {
+  static void remove_files(const std::string& folder, pid_t owner) {
     std::error_code ignored;
-    if (getpid() == owner_) fs::remove_all(folder, ignored);
+    if (getpid() == owner) fs::remove_all(folder, ignored);
   }
 
-  const pid_t owner_ = getpid();
   std::mutex mutex_;
-  std::set<std::string> folders_;
+  std::map<std::string, pid_t> folders_;
 };
 
 }  // namespace

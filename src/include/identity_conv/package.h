@@ -74,8 +74,8 @@ struct PackageOptions {
   std::size_t num_runners = 1;
   // With graphs one call at a time is queued on the GPU, whatever num_runners says.
   CudaGraph cuda_graph = CudaGraph::kOff;
-  // What the file's SHA-256 must be, in hexadecimal; anything where empty.
-  std::string expected_sha256;
+  // What the file's SHA-256 must be, in 64 hexadecimal digits; anything where not given.
+  std::optional<std::string> expected_sha256;
 };
 
 // Constants of a model (weights and buffers) by the names that they had in it.
@@ -119,10 +119,11 @@ class Package {
   // with the dtypes and sizes that the manifest says; one that is laid out otherwise than the code
   // expects is copied first. Without a manifest (a package of stock torch) the checks that the
   // compiler generated are all there is. Inputs that require grad are run without it; one with a
-  // forward-mode tangent is refused. On CUDA the work is queued on the current stream of device().
-  // Safe to call from several threads. Throws PackageError of kind kInput or kExecution, and holds
-  // on to no input after it.
-  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs);
+  // forward-mode tangent is refused. The calling thread's modes (fake tensors, autocast,
+  // transforms) take no part in it. On CUDA the work is queued on the current stream of device().
+  // Safe to call from several threads. A process that was forked opens a package of its own. Throws
+  // PackageError of kind kInput or kExecution, and holds on to no input after it.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
 
   // Runs the example that the package carries and compares the outputs with the recorded ones:
   // exactly, or within the manifest's tolerance. Returns a sentence that says what was compared.
