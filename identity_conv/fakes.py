@@ -396,7 +396,9 @@ def _method(shown: str, name: str) -> Callable[..., Any]:
         try:
             if torch._C._is_any_autocast_enabled():
                 _refuse_lost_autocast(self, shown, name, args, kwargs)
-            result = _run(getattr(self._real, name), args, kwargs)
+            given = _without_data((args, kwargs))
+            before = versions(given)
+            result = _run(getattr(self._real, name), *given)
         except RuntimeError as error:
             if not _has_looked(error):
                 raise
@@ -405,11 +407,22 @@ def _method(shown: str, name: str) -> Callable[..., Any]:
                 f"({str(error).strip().splitlines()[0]}): use sym_size and sym_sizes, leave data to operators with a "
                 "Meta kernel, or register a fake class by hand (torch._library.register_fake_class)"
             ) from error
+        if versions(given) != before:
+            raise NotImplementedError(
+                f"{method} changes a tensor that it is given, which no graph knows of, and may order or leave out: "
+                "return a fresh tensor, or call it outside of the compiled region (torch.compiler.disable)"
+            )
         _refuse_what_graphs_do_not_carry(method, result)
         return result
 
     call.__name__ = name
     return call
+
+
+def versions(tree: Any) -> list[int]:
+    """Of each tensor, a number that grows where the tensor is changed in place."""
+    tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _behind(caller: str, leaf: Any) -> Any:

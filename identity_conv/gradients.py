@@ -136,13 +136,13 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, obj: Any, numbers: list[Any], rest: list[Any], *tensors: torch.Tensor) -> Any:
-        before, versions = fakes.fingerprint(obj), _versions(tensors)
+        before, versions = fakes.fingerprint(obj), fakes.versions(tensors)
         with torch._C._AutoDispatchBelowAutograd(), _saved_by_checkpoints():
             result = call.run(obj, tensors, numbers)
             state = _state_operator(call.owner)(obj)
         if fakes.fingerprint(obj) != before:
             raise NotImplementedError(_changes(call, "the state of its object"))
-        if _versions(tensors) != versions:
+        if fakes.versions(tensors) != versions:
             raise NotImplementedError(_changes(call, "a tensor that it is given"))
         ctx.save_for_backward(*tensors, state)
         ctx.set_materialize_grads(False)
@@ -161,10 +161,6 @@ class _Differentiable(torch.autograd.Function):
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _versions(tensors: Iterable[torch.Tensor]) -> list[int]:
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _changes(call: _Call, what: str) -> str:
@@ -275,13 +271,13 @@ def _backward(text: str, state: torch.Tensor, tensors: Any, numbers: Any, grads:
             f"{call.name}: the state of its object changed between the call and its backward, which under "
             f"torch.compile runs the call again: call backward first, or {_REMEDY}"
         )
-    drawn, versions = _random_state(tensors), _versions(tensors)
+    drawn, versions = _random_state(tensors), fakes.versions(tensors)
     with torch.enable_grad():
         inputs = [each.detach().requires_grad_(wants) for each, wants in zip(tensors, call.wanted, strict=True)]
         outputs = _tensors(call.run(obj, inputs, numbers))
     if _digest(obj) != digest:
         raise RuntimeError(_changes(call, "the state of its object"))
-    if _versions(tensors) != versions:
+    if fakes.versions(tensors) != versions:
         raise RuntimeError(_changes(call, "a tensor that it is given"))
     if _random_state(tensors) != drawn:
         raise RuntimeError(
