@@ -180,43 +180,44 @@ class _NoData(torch.Tensor):
 def _run(method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Calls a C++ method with fake tensors.
 
-    torch answers ``sizes()`` of a fake tensor by fixing its sizes to those that it happens to have. That is
-    refused here. But torch itself asks once for each tensor of a tuple that is returned, and forgets.
+    torch answers ``sizes()`` and ``strides()`` of a fake tensor by fixing its sizes to those that it happens to have.
+    That is refused here. But torch itself asks once for each tensor of a tuple that is returned, and forgets.
 
     Raises:
         RuntimeError: the method has asked.
     """
     from torch.fx.experimental.sym_node import SymNode  # slow to import, and here already
 
-    handlers, size = fake_tensor._DISPATCH_META_HANDLERS, torch.ops.aten.size.default
-    answer, guard_int = handlers[size], SymNode.guard_int
+    handlers, guard_int = fake_tensor._DISPATCH_META_HANDLERS, SymNode.guard_int
+    answers = {each: handlers[each] for each in (torch.ops.aten.size.default, torch.ops.aten.stride.default)}
     asked: Counter[str] = Counter()
 
     def hint(node: Any) -> int:
         asked[str(node.expr)] += 1
         return node.hint or 1
 
-    def by_dispatch(arguments: Any) -> Any:  # torch 2.11 and 2.13
-        sizes = arguments[0].size()
-        if all(isinstance(each, int) or each.node.maybe_as_int() is not None for each in sizes):
-            return answer(arguments)
-        return tuple(each if isinstance(each, int) else hint(each.node) for each in sizes)
+    def by_dispatch(op: Any, arguments: Any) -> Any:  # torch 2.11 and 2.13
+        numbers = arguments[0].size() if op is torch.ops.aten.size.default else arguments[0].stride()
+        if all(isinstance(each, int) or each.node.maybe_as_int() is not None for each in numbers):
+            return answers[op](arguments)
+        return tuple(each if isinstance(each, int) else hint(each.node) for each in numbers)
 
     def by_guard(node: Any, file: str, line: int) -> int:  # torch 2.14
         if file.endswith("SymbolicShapeMeta.cpp") and node.maybe_as_int() is None:
             return hint(node)
         return guard_int(node, file, line)
 
-    handlers[size] = by_dispatch
+    handlers.update({op: functools.partial(by_dispatch, op) for op in answers})
     SymNode.guard_int = by_guard  # type: ignore[method-assign, assignment]
     try:
         result = _with_data(method(*_without_data(args), **_without_data(kwargs)))
     finally:
-        handlers[size] = answer
+        handlers.update(answers)
         SymNode.guard_int = guard_int  # type: ignore[method-assign]
     returned = pytree.tree_leaves(result) if isinstance(result, tuple) else []
-    sizes: list[Any] = [each for leaf in returned if isinstance(leaf, torch.Tensor) for each in leaf.size()]
-    if asked - Counter(str(each.node.expr) for each in sizes if isinstance(each, torch.SymInt)):
+    tensors = [leaf for leaf in returned if isinstance(leaf, torch.Tensor)]
+    numbers: list[Any] = [each for tensor in tensors for each in (*tensor.size(), *tensor.stride())]
+    if asked - Counter(str(each.node.expr) for each in numbers if isinstance(each, torch.SymInt)):
         raise RuntimeError("sizes() of a tensor with symbolic sizes/strides")
     return result
 

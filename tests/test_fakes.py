@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support_build import run_python
+from torch._dynamo.testing import CompileCounter
 from torch._library.fake_class_registry import (
     deregister_fake_class,
     global_fake_class_registry,
@@ -119,9 +120,16 @@ def test_a_method_that_looks_at_a_traced_tensor_is_named(foreign, method: str) -
 
 def test_sizes_stay_symbolic_through_a_tuple(foreign) -> None:
     module = Calls(foreign.Several(2.0), "pair")
-    free = {0: torch.export.Dim("n")}
-    program = identity_conv.export(module, (x, x + 1), dynamic_shapes=((free, free),))
-    y = torch.ones(7)
+    free = {0: torch.export.Dim("n"), 1: torch.export.Dim("m"), 2: torch.export.Dim("k")}
+    given = torch.randn(2, 3, 4)
+    program = identity_conv.export(module, (given, given + 1), dynamic_shapes=((free, free),))
+    torch._dynamo.reset()
+    frames = CompileCounter()
+    compiled = torch.compile(module, backend=frames, fullgraph=True, dynamic=True)
+    for shape in ((2, 3, 4), (5, 7, 6)):
+        compiled(torch.ones(shape), torch.ones(shape))
+    assert frames.frame_count == 1
+    y = torch.ones(5, 7, 6)
     for one, other in zip(program.module()(y, y), module(y, y), strict=True):
         assert torch.equal(one, other)
 
