@@ -261,7 +261,7 @@ def _let_strict_export_keep_objects(shown: str) -> None:
     remap = trace._remap_constants
     if remap.__module__ == __name__:
         return
-    if torch.__version__ < (2, 13):
+    if torch.__version__ < (2, 13):  # type: ignore[operator]
         raise NotImplementedError(
             f"{shown}: torch {torch.__version__} can't export a module with an object where strict=True: use "
             "identity_conv.export, or torch.export.export(..., strict=False)"

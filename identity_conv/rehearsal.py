@@ -183,11 +183,11 @@ def _main(asked: str, answered: str) -> None:
         beside = registry.of_loading(lambda: ctypes.CDLL(path)).classes
         if found and (lost := sorted(set(found["classes"]) - beside)):
             gained = sorted(name for name, count in (registry.methods() - before).items() if name not in beside)
-            names = ["::".join(each.split(".", 1)) for each in (lost[0], *gained)]
+            shown = ["::".join(each.split(".", 1)) for each in (lost[0], *gained)]
             answer(
                 registrations=found,
                 rivals=paths,
-                error=f"its class {names[0]} has the C++ name of the loaded {' or '.join(names[1:]) or 'one'}, and "
+                error=f"its class {shown[0]} has the C++ name of the loaded {' or '.join(shown[1:]) or 'one'}, and "
                 "torch knows classes by that: put it in an unnamed namespace",
             )
             os._exit(0)
