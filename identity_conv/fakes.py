@@ -7,6 +7,7 @@ This module touches torch's private interfaces for custom classes and fakes; see
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 PREFIX = "__torch__.torch.classes."
 _STATE_H = "#include <identity_conv/state.h> writes it from the fields"
@@ -45,7 +47,7 @@ def _schemas_by_class() -> dict[str, list[Any]]:
 class _Fake:
     """What a derived fake class inherits: its methods run on a C++ object, rebuilt from the fake fields."""
 
-    _name: str  # ns::Class
+    _copy_of_real: Callable[[], Any]
 
     def __init__(self, real: Any, fields: dict[str, Any]):
         # A field may have any name but this mangled one.
@@ -73,9 +75,9 @@ def derive(qualified: str) -> None:
     real_class = getattr(getattr(torch.classes, namespace), name)
     # A static method may take an object of its class first; the class itself knows static methods alone.
     schemas = {each.name: each for each in _schemas_by_class()[qualified] if not _is_static(real_class, each.name)}
-    if "__obj_flatten__" not in schemas:
+    if lacks := _lacks_of_flatten(schemas.get("__obj_flatten__")):
         warnings.warn(
-            f'{shown} has no __obj_flatten__ and can\'t be exported or compiled: add .def("__obj_flatten__", ...) '
+            f'{shown} {lacks} and can\'t be exported or compiled: add .def("__obj_flatten__", ...) '
             f"that returns its fields as pairs of name and value; {_STATE_H}",
             stacklevel=2,
         )
@@ -87,14 +89,31 @@ def derive(qualified: str) -> None:
     ]
 
     def unflatten(cls: type, flattened: Any) -> Any:
+        _let_strict_export_keep_objects(shown)
         return cls(_rebuild(shown, real_class, schemas, _without_data(flattened)), dict(flattened))
 
+    def copy(self: _Fake) -> Any:
+        return _rebuild(shown, real_class, schemas, self._real.__obj_flatten__())
+
     body = {
-        "_name": shown,
         "__obj_unflatten__": classmethod(unflatten),
-        **{each: _method(shown, each, schemas[each]) for each in methods},
+        "_copy_of_real": copy,
+        **{each: _method(shown, each) for each in methods},
     }
     fake_class_registry.register_fake_class(shown, type(name, (_Fake,), body))  # type: ignore[arg-type]
+
+
+def _lacks_of_flatten(schema: Any) -> str:
+    """What is wrong with a class's ``__obj_flatten__``, as far as its schema tells."""
+    if schema is None:
+        return "has no __obj_flatten__"
+    returned = schema.returns[0].type if schema.returns else None
+    pairs = returned.elements() if isinstance(returned, torch.TupleType) else [returned]
+    for pair in pairs:
+        parts = pair.elements() if isinstance(pair, torch.TupleType) else []
+        if len(parts) != 2 or parts[0].kind() != "StringType":
+            return f"has an __obj_flatten__ that returns {returned.annotation_str if returned else 'nothing'}"
+    return ""
 
 
 def _is_static(real_class: Any, name: str) -> bool:
@@ -161,43 +180,44 @@ class _NoData(torch.Tensor):
 def _run(method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Calls a C++ method with fake tensors.
 
-    torch answers ``sizes()`` of a fake tensor by fixing its sizes to those that it happens to have. That is
-    refused here. But torch itself asks once for each tensor of a tuple that is returned, and forgets.
+    torch answers ``sizes()`` and ``strides()`` of a fake tensor by fixing its sizes to those that it happens to have.
+    That is refused here. But torch itself asks once for each tensor of a tuple that is returned, and forgets.
 
     Raises:
         RuntimeError: the method has asked.
     """
     from torch.fx.experimental.sym_node import SymNode  # slow to import, and here already
 
-    handlers, size = fake_tensor._DISPATCH_META_HANDLERS, torch.ops.aten.size.default
-    answer, guard_int = handlers[size], SymNode.guard_int
+    handlers, guard_int = fake_tensor._DISPATCH_META_HANDLERS, SymNode.guard_int
+    answers = {each: handlers[each] for each in (torch.ops.aten.size.default, torch.ops.aten.stride.default)}
     asked: Counter[str] = Counter()
 
     def hint(node: Any) -> int:
         asked[str(node.expr)] += 1
         return node.hint or 1
 
-    def by_dispatch(arguments: Any) -> Any:  # torch 2.11 and 2.13
-        sizes = arguments[0].size()
-        if all(isinstance(each, int) or each.node.maybe_as_int() is not None for each in sizes):
-            return answer(arguments)
-        return tuple(each if isinstance(each, int) else hint(each.node) for each in sizes)
+    def by_dispatch(op: Any, arguments: Any) -> Any:  # torch 2.11 and 2.13
+        numbers = arguments[0].size() if op is torch.ops.aten.size.default else arguments[0].stride()
+        if all(isinstance(each, int) or each.node.maybe_as_int() is not None for each in numbers):
+            return answers[op](arguments)
+        return tuple(each if isinstance(each, int) else hint(each.node) for each in numbers)
 
     def by_guard(node: Any, file: str, line: int) -> int:  # torch 2.14
         if file.endswith("SymbolicShapeMeta.cpp") and node.maybe_as_int() is None:
             return hint(node)
         return guard_int(node, file, line)
 
-    handlers[size] = by_dispatch
+    handlers.update({op: functools.partial(by_dispatch, op) for op in answers})
     SymNode.guard_int = by_guard  # type: ignore[method-assign, assignment]
     try:
         result = _with_data(method(*_without_data(args), **_without_data(kwargs)))
     finally:
-        handlers[size] = answer
+        handlers.update(answers)
         SymNode.guard_int = guard_int  # type: ignore[method-assign]
     returned = pytree.tree_leaves(result) if isinstance(result, tuple) else []
-    sizes: list[Any] = [each for leaf in returned if isinstance(leaf, torch.Tensor) for each in leaf.size()]
-    if asked - Counter(str(each.node.expr) for each in sizes if isinstance(each, torch.SymInt)):
+    tensors = [leaf for leaf in returned if isinstance(leaf, torch.Tensor)]
+    numbers: list[Any] = [each for tensor in tensors for each in (*tensor.size(), *tensor.stride())]
+    if asked - Counter(str(each.node.expr) for each in numbers if isinstance(each, torch.SymInt)):
         raise RuntimeError("sizes() of a tensor with symbolic sizes/strides")
     return result
 
@@ -222,6 +242,39 @@ def _without_data(tree: Any) -> Any:
 
 def _with_data(tree: Any) -> Any:
     return pytree.tree_map_only(_NoData, lambda tensor: tensor.fake, tree)
+
+
+def _in_dynamo() -> bool:
+    """Whether torch.compile, or a strict export, reads Python code here."""
+    dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
+    return dynamo is not None and getattr(dynamo.tls, "current_tx", None) is not None
+
+
+def _let_strict_export_keep_objects(shown: str) -> None:
+    """Lets a program of ``torch.export(..., strict=True)`` have the object where torch leaves its fake.
+
+    To be called while it traces: by then its module is imported, which takes long.
+    """
+    if not (torch.compiler.is_exporting() and _in_dynamo()):
+        return
+    trace = sys.modules["torch.export._trace"]
+    remap = trace._remap_constants
+    if remap.__module__ == __name__:
+        return
+    if torch.__version__ < (2, 13):  # type: ignore[operator]
+        raise NotImplementedError(
+            f"{shown}: torch {torch.__version__} can't export a module with an object where strict=True: use "
+            "identity_conv.export, or torch.export.export(..., strict=False)"
+        )
+
+    @functools.wraps(remap, assigned=())
+    def remap_and_unwrap(attributes: Any, signature: Any, constants: dict[str, Any]) -> None:
+        remap(attributes, signature, constants)
+        for name, value in constants.items():
+            if isinstance(value, FakeScriptObject):
+                constants[name] = value.real_obj
+
+    trace._remap_constants = remap_and_unwrap  # type: ignore[attr-defined]
 
 
 # --- a copy of an object --------------------------------------------------------------------------
@@ -335,22 +388,99 @@ def _has_looked(error: RuntimeError) -> bool:
     return isinstance(error, kinds) or any(text in str(error) for text in _LOOKED)
 
 
-def _method(shown: str, name: str, schema: Any) -> Callable[..., Any]:
+def _method(shown: str, name: str) -> Callable[..., Any]:
+    method = f"{shown}.{name}"
+
     def call(self: _Fake, *args: Any, **kwargs: Any) -> Any:
-        _refuse_lost_state_gradient(self, f"{shown}.{name}", args, kwargs)
+        _refuse_lost_state_gradient(self, method, args, kwargs)
+        args, kwargs = pytree.tree_map(functools.partial(_behind, method), (args, kwargs))
         try:
-            return _run(getattr(self._real, name), args, kwargs)
+            if torch._C._is_any_autocast_enabled():
+                _refuse_lost_autocast(self, shown, name, args, kwargs)
+            given = _without_data((args, kwargs))
+            before = versions(given)
+            result = _run(getattr(self._real, name), *given)
         except RuntimeError as error:
             if not _has_looked(error):
                 raise
             raise RuntimeError(
-                f"{shown}.{name} asks for the sizes, strides or data of a tensor that has none while it is traced "
+                f"{method} asks for the sizes, strides or data of a tensor that has none while it is traced "
                 f"({str(error).strip().splitlines()[0]}): use sym_size and sym_sizes, leave data to operators with a "
                 "Meta kernel, or register a fake class by hand (torch._library.register_fake_class)"
             ) from error
+        if versions(given) != before:
+            raise NotImplementedError(
+                f"{method} changes a tensor that it is given, which no graph knows of, and may order or leave out: "
+                "return a fresh tensor, or call it outside of the compiled region (torch.compiler.disable)"
+            )
+        _refuse_what_graphs_do_not_carry(method, result)
+        return result
 
     call.__name__ = name
     return call
+
+
+def versions(tree: Any) -> list[int]:
+    """Of each tensor, a number that grows where the tensor is changed in place."""
+    tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def _behind(caller: str, leaf: Any) -> Any:
+    """The C++ object behind a derived fake, where `leaf` is one."""
+    fake = _derived(leaf)
+    if isinstance(leaf, FakeScriptObject) and fake is None:
+        raise NotImplementedError(
+            f"{caller} takes an object whose fake class was written by hand: write the caller's fake too "
+            "(torch.library.register_fake for an operator, torch._library.register_fake_class for a class)"
+        )
+    return leaf if fake is None else fake._real
+
+
+def _refuse_what_graphs_do_not_carry(method: str, result: Any) -> None:
+    for leaf in pytree.tree_leaves(result):
+        if isinstance(leaf, torch.ScriptObject):
+            raise NotImplementedError(
+                f"{method} returns an object of a class, which no graph carries: return its tensors and numbers"
+            )
+    parts = result if isinstance(result, tuple | list) else [result]
+    if _in_dynamo() and (bad := next((each for each in parts if isinstance(each, dict | str)), None)) is not None:
+        raise NotImplementedError(
+            f"{method} returns a {type(bad).__name__}, which torch.compile can't carry: return a tuple or list of "
+            "tensors and numbers, or call it outside of the compiled region (torch.compiler.disable)"
+        )
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes the operators that are called, with the dtypes of their tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs))
+        self.seen.append((func, [leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)]))
+        return func(*args, **(kwargs or {}))
+
+
+def _refuse_lost_autocast(fake: _Fake, shown: str, name: str, args: Any, kwargs: Any) -> None:
+    """For a method that autocast changes: a graph has the casts of what it shows, and calls methods without."""
+
+    def operators() -> list[Any]:
+        with _Recorder() as recorder:
+            _run(getattr(fake._copy_of_real(), name), args, kwargs)
+        return recorder.seen
+
+    inside = operators()
+    with torch._C._DisableAutocast():
+        outside = operators()
+    if inside != outside:
+        raise NotImplementedError(
+            f"{shown}.{name} calls operators that torch.autocast changes, and a graph can't carry that into a "
+            "method: cast its arguments and call it under torch.autocast(..., enabled=False), or outside of the "
+            "compiled region (torch.compiler.disable)"
+        )
 
 
 def _refuse_lost_state_gradient(fake: _Fake, name: str, args: Any, kwargs: Any) -> None:
@@ -438,16 +568,7 @@ def _meta_key(name: str) -> str | None:
 
 
 def _run_meta(mode: FakeTensorMode, func: Any, key: str, args: Any, kwargs: Any) -> Any:
-    def real(leaf: Any) -> Any:
-        fake = _derived(leaf)
-        if isinstance(leaf, FakeScriptObject) and fake is None:
-            raise NotImplementedError(
-                f"{func} takes an object whose fake class was written by hand: write its fake too, with "
-                f'@torch.library.register_fake("{func._schema.name}")'
-            )
-        return leaf if fake is None else fake._real
-
-    args, kwargs = pytree.tree_map(real, (args, kwargs))
+    args, kwargs = pytree.tree_map(functools.partial(_behind, str(func)), (args, kwargs))
     with mode:
         return _run(functools.partial(func._op_dk, getattr(torch._C.DispatchKey, key)), args, kwargs)
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._C._functorch import TransformType
 from torch._higher_order_ops import effects, torchbind
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.utils import _pytree as pytree
@@ -135,12 +136,14 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, obj: Any, numbers: list[Any], rest: list[Any], *tensors: torch.Tensor) -> Any:
-        before = fakes.fingerprint(obj)
+        before, versions = fakes.fingerprint(obj), fakes.versions(tensors)
         with torch._C._AutoDispatchBelowAutograd(), _saved_by_checkpoints():
             result = call.run(obj, tensors, numbers)
             state = _state_operator(call.owner)(obj)
         if fakes.fingerprint(obj) != before:
-            raise NotImplementedError(_changes_state(call))
+            raise NotImplementedError(_changes(call, "the state of its object"))
+        if fakes.versions(tensors) != versions:
+            raise NotImplementedError(_changes(call, "a tensor that it is given"))
         ctx.save_for_backward(*tensors, state)
         ctx.set_materialize_grads(False)
         ctx.call, ctx.numbers = call, numbers
@@ -160,9 +163,9 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _changes_state(call: _Call) -> str:
+def _changes(call: _Call, what: str) -> str:
     return (
-        f"{call.name} changes the state of its object: under torch.compile a call that is differentiated may not, "
+        f"{call.name} changes {what}: under torch.compile a call that is differentiated may not, "
         f"since its backward runs it again; {_REMEDY}"
     )
 
@@ -268,12 +271,14 @@ def _backward(text: str, state: torch.Tensor, tensors: Any, numbers: Any, grads:
             f"{call.name}: the state of its object changed between the call and its backward, which under "
             f"torch.compile runs the call again: call backward first, or {_REMEDY}"
         )
-    drawn = _random_state(tensors)
+    drawn, versions = _random_state(tensors), fakes.versions(tensors)
     with torch.enable_grad():
         inputs = [each.detach().requires_grad_(wants) for each, wants in zip(tensors, call.wanted, strict=True)]
         outputs = _tensors(call.run(obj, inputs, numbers))
     if _digest(obj) != digest:
-        raise RuntimeError(_changes_state(call))
+        raise RuntimeError(_changes(call, "the state of its object"))
+    if fakes.versions(tensors) != versions:
+        raise RuntimeError(_changes(call, "a tensor that it is given"))
     if _random_state(tensors) != drawn:
         raise RuntimeError(
             f"{call.name} draws random numbers: under torch.compile a call that is differentiated may not, since its "
@@ -362,8 +367,21 @@ def keep_those_of_methods() -> None:
 
     effects._get_schema = get_schema
     call_torchbind.py_kernels[DispatchKey.Autograd] = rule
+    for transform in (TransformType.Grad, TransformType.Jvp, TransformType.Vmap):
+        call_torchbind.py_impl(transform)(_transformed)
     call_torchbind._dispatch_cache.clear()
     _keep_in_checkpoints(call_torchbind)
+
+
+def _transformed(interpreter: Any, obj: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    """A call in a graph under a transform of torch.func: the method itself knows it, where there is one."""
+    if isinstance(obj, torch.ScriptObject):
+        return torchbind.call_torchbind_impl(obj, method, *args, **kwargs)
+    raise NotImplementedError(
+        f"{fakes.class_of(obj).replace('.', '::')}.{method}: torch.func.{interpreter.key().name.lower()} of a method "
+        "isn't traced by torch.compile or torch.export: transform the compiled or exported program, or call it "
+        "outside (torch.compiler.disable)"
+    )
 
 
 def keep_those_of_operator(name: str) -> None:

@@ -5,6 +5,7 @@ This module touches what is private in torch for that; seen in torch 2.11, 2.13 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -50,14 +51,19 @@ def operators() -> set[str]:
     return set(torch._C._dispatch_get_all_op_names())
 
 
-def class_names() -> set[str]:
-    """Every custom class that has a method, as ``namespace.Class``."""
+def methods() -> Counter[str]:
+    """Of every custom class that has a method, as ``namespace.Class``, how many it has."""
     owners = (
         schema.arguments[0].type.str()
         for schema in torch._C._jit_get_custom_class_schemas()  # type: ignore[attr-defined]
         if schema.arguments
     )
-    return {owner.removeprefix(_CLASSES) for owner in owners if owner.startswith(_CLASSES)}
+    return Counter(owner.removeprefix(_CLASSES) for owner in owners if owner.startswith(_CLASSES))
+
+
+def class_names() -> set[str]:
+    """Every custom class that has a method, as ``namespace.Class``."""
+    return set(methods())
 
 
 def schema_of(operator: str) -> str | None:

@@ -179,7 +179,18 @@ def _main(asked: str, answered: str) -> None:
         for each in rivals:
             operators = Registrations.from_json(each["registrations"]).operators
             unloading.unload(Path(each["path"]), handles[each["path"]], operators, found["operators"] if found else {})
-        ctypes.CDLL(path)
+        before = registry.methods()
+        beside = registry.of_loading(lambda: ctypes.CDLL(path)).classes
+        if found and (lost := sorted(set(found["classes"]) - beside)):
+            gained = sorted(name for name, count in (registry.methods() - before).items() if name not in beside)
+            shown = ["::".join(each.split(".", 1)) for each in (lost[0], *gained)]
+            answer(
+                registrations=found,
+                rivals=paths,
+                error=f"its class {shown[0]} has the C++ name of the loaded {' or '.join(shown[1:]) or 'one'}, and "
+                "torch knows classes by that: put it in an unnamed namespace",
+            )
+            os._exit(0)
     if found:
         answer(registrations=found, rivals=paths, error="")
     os._exit(0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_fakes import FIXTURES
 
-from identity_conv import Extension
+from identity_conv import CompileError, Extension
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,7 @@ CALLS = {
     "parts": lambda ops: (lambda x: ops.parts(x)[:2], [numbers(3)]),
     "one of the parts": lambda ops: (lambda x: ops.parts(x)[1], [numbers(3)]),
     "squares": lambda ops: (lambda x, y: tuple(ops.squares([x, y])), [numbers(3), numbers(2)]),
+    "product": lambda ops: (lambda x, y: ops.product([x, None, y]), [numbers(3), numbers(3)]),
 }
 
 
@@ -92,8 +93,16 @@ def test_no_node_where_no_grad_is_wanted(ops) -> None:
 def test_mistakes_are_named(ops) -> None:
     with pytest.raises(ValueError, match="wave: x and y must have one shape"):
         ops.wave(numbers(3), numbers(2), None, 1.0)
-    with pytest.raises(RuntimeError, match="test_node::same returns one of its arguments: return a fresh tensor"):
-        ops.same(numbers(3))
+    for op in (ops.same, ops.view):
+        with pytest.raises(RuntimeError, match=r"test_node::\w+ returns one of its arguments, or a view of it"):
+            op(numbers(3))
+    with pytest.raises(NotImplementedError, match=r"test_node::twice_in_place: .* must leave its arguments alone"):
+        ops.twice_in_place(torch.ones(3))
     y = ops.few(numbers(3), numbers(3))
     with pytest.raises(RuntimeError, match=r"test_node::few: backward must return 2 gradients, .* got 1"):
         y.sum().backward()
+
+
+def test_tensors_that_would_lose_their_gradients_do_not_compile() -> None:
+    with pytest.raises(CompileError, match="identity_conv::differentiable: tensors among the arguments are"):
+        Extension("test_bad_gradient", [FIXTURES / "bad_gradient.cpp"]).build()

@@ -614,3 +614,22 @@ def test_a_damaged_record_is_made_again(cache: Path) -> None:
         """,
         cache,
     )
+
+
+@pytest.mark.night
+def test_two_classes_of_one_cpp_name_are_refused_by_both_names(cache: Path) -> None:
+    code = '''
+        source = """
+            #include <torch/custom_class.h>
+            #include <torch/library.h>
+            struct Same : torch::CustomClassHolder { int64_t one() { return 1; } };
+            TORCH_LIBRARY(same_NAME, m) { m.class_<Same>("Same").def("one", &Same::one); }
+        """
+        for name in ("a", "b"):
+            (folder / f"same_{name}.cpp").write_text(source.replace("NAME", name))
+        Extension("same_a", [folder / "same_a.cpp"]).load()
+        refused(Extension("same_b", [folder / "same_b.cpp"]).load)
+    '''
+    done = run(code, cache)
+    assert "its class same_b::Same has the C++ name of the loaded same_a::Same" in done.stdout, done.stderr
+    assert "put it in an unnamed namespace" in done.stdout

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from support_build import run_python
+from torch._dynamo.testing import CompileCounter
 from torch._library.fake_class_registry import (
     deregister_fake_class,
     global_fake_class_registry,
@@ -19,12 +21,14 @@ from identity_conv import Extension
 
 FIXTURES = Path(__file__).parent / "extensions"
 NO_FLATTEN = "test_foreign::Opaque has no __obj_flatten__"
+UNNAMED = r"test_foreign::Unnamed has an __obj_flatten__ that returns Tuple\[float\]"
 
 
 @pytest.fixture(scope="module")
 def foreign():
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=NO_FLATTEN)
+        for message in (NO_FLATTEN, UNNAMED):
+            warnings.filterwarnings("ignore", message=message)
         return Extension("test_foreign", [FIXTURES / "foreign.cpp"]).load().classes
 
 
@@ -71,6 +75,7 @@ print(*(each.message for each in caught), sep="\\n")
 """
     done = run_python("-c", code)
     assert done.stdout.count(NO_FLATTEN) == 1, done.stderr
+    assert len(re.findall(UNNAMED, done.stdout)) == 1, done.stdout
 
 
 def test_a_constructor_without_names_is_called_in_order(foreign) -> None:
@@ -115,9 +120,16 @@ def test_a_method_that_looks_at_a_traced_tensor_is_named(foreign, method: str) -
 
 def test_sizes_stay_symbolic_through_a_tuple(foreign) -> None:
     module = Calls(foreign.Several(2.0), "pair")
-    free = {0: torch.export.Dim("n")}
-    program = identity_conv.export(module, (x, x + 1), dynamic_shapes=((free, free),))
-    y = torch.ones(7)
+    free = {0: torch.export.Dim("n"), 1: torch.export.Dim("m"), 2: torch.export.Dim("k")}
+    given = torch.randn(2, 3, 4)
+    program = identity_conv.export(module, (given, given + 1), dynamic_shapes=((free, free),))
+    torch._dynamo.reset()
+    frames = CompileCounter()
+    compiled = torch.compile(module, backend=frames, fullgraph=True, dynamic=True)
+    for shape in ((2, 3, 4), (5, 7, 6)):
+        compiled(torch.ones(shape), torch.ones(shape))
+    assert frames.frame_count == 1
+    y = torch.ones(5, 7, 6)
     for one, other in zip(program.module()(y, y), module(y, y), strict=True):
         assert torch.equal(one, other)
 
@@ -153,6 +165,42 @@ def test_changing_state_while_traced_leaves_the_real_object(foreign) -> None:
     obj = foreign.Several(1.0)
     identity_conv.export(Calls(obj, "counted"), (x,))
     assert dict(obj.__obj_flatten__()) == {"factor": 1.0}
+
+
+def test_a_method_takes_other_objects(foreign) -> None:
+    class Both(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = foreign.Several(2.0), foreign.Several(5.0)
+
+        def forward(self, x):
+            return getattr(self.one, "with")(self.other, x)
+
+    assert torch.equal(identity_conv.export(Both(), (x,)).module()(x), 10 * x)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(Both(), backend="aot_eager", fullgraph=True)(x), 10 * x)
+
+
+def test_what_a_graph_can_not_carry_is_named(foreign) -> None:
+    obj = foreign.Several(2.0)
+    assert "test_foreign::Several.another returns an object of a class" in refusal(obj, method="another")
+    assert torch.equal(identity_conv.export(Calls(obj, "named"), (x,)).module()(x)["sine"], x.sin())
+    assert "test_foreign::Several.named returns a dict, which torch.compile can't carry" in refusal(
+        obj, x, method="named"
+    )
+
+
+def test_a_method_that_autocast_changes_is_refused(foreign) -> None:
+    several, small = foreign.Several(2.0), torch.randn(2, 3)
+    sentence = r"test_foreign::Several\.product calls operators that torch\.autocast changes"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "Several.product calls operators that torch.autocast" in refusal(several, small, method="product")
+        with pytest.raises(Exception, match=sentence):
+            torch.compile(Calls(several, "product"), backend="aot_eager", fullgraph=True)(small)
+        for y in traced(foreign.Ordered(2, 5), small):  # one that it leaves alone
+            assert torch.equal(y, 2 * small + 5)
+        with torch.autocast("cpu", enabled=False):
+            assert torch.equal(traced(several, small, method="product")[1], several.product(small))
 
 
 # --- operators ---

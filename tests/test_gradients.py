@@ -195,6 +195,44 @@ def test_a_method_that_changes_state_is_refused(foreign) -> None:
         torch.compile(Net(lambda o, t: o.counted(t), obj=obj), backend="aot_eager", fullgraph=True)(x)
 
 
+@pytest.mark.parametrize("method", ["in_place", "in_place_too"])
+def test_a_method_that_changes_what_it_is_given_is_refused(foreign, method: str) -> None:
+    def call(o, t):
+        t = t * 1
+        getattr(o, method)(t)
+        return t
+
+    obj = foreign.classes.Several(3.0)
+    assert f"test_foreign::Several.{method} changes a tensor that it is given" in refusal(call, obj, x)
+    with torch.no_grad(), pytest.raises(Exception, match="changes a tensor that it is given, which no graph"):
+        torch.compile(Net(call, obj=obj), backend="aot_eager", fullgraph=True, dynamic=True)(x)
+    with pytest.raises(NotImplementedError, match="changes a tensor that it is given, which no graph"):
+        identity_conv.export(Net(call, obj=obj), (x,))
+
+
+def test_a_change_that_a_hand_written_fake_hides_is_found_in_backward(foreign) -> None:
+    derived = global_fake_class_registry.get_impl("__torch__.torch.classes.test_foreign.Several")
+
+    @register_fake_class("test_foreign::Several")
+    class Mine:
+        @classmethod
+        def __obj_unflatten__(cls, flattened):
+            fake = cls()
+            fake.__dict__.update(dict(flattened))
+            return fake
+
+        def add_to(self, total, x):
+            return torch.empty_like(x)
+
+    try:
+        total = torch.zeros(4, 3)
+        message = refusal(lambda o, t: o.add_to(total, t), foreign.classes.Several(3.0), x)
+        assert "test_foreign::Several.add_to changes a tensor that it is given" in message
+    finally:
+        deregister_fake_class("test_foreign::Several")
+        register_fake_class("test_foreign::Several", derived)
+
+
 def test_a_method_that_draws_random_numbers_is_refused(foreign) -> None:
     message = refusal(lambda o, t: o.random(t), foreign.classes.Several(3.0), x)
     assert "test_foreign::Several.random draws random numbers" in message
@@ -247,3 +285,81 @@ def test_an_exported_program_trains(foreign) -> None:
     module = identity_conv.export(net, (x,)).module()
     for one, other in zip(gradients(net, x), gradients(module, x), strict=True):
         torch.testing.assert_close(one, other)
+
+
+# --- the table: python tests/test_gradients.py [cuda] ---
+
+
+def derivatives(module: nn.Module, x: torch.Tensor, order: int) -> list[torch.Tensor]:
+    module.zero_grad()
+    x = x.detach().clone().requires_grad_()
+    value = module(x).sin().sum()
+    if order == 2:
+        (first,) = torch.autograd.grad(value, x, create_graph=True)
+        value = (first**2).sum()
+    value.backward()
+    return [x.grad, *(parameter.grad for parameter in module.parameters() if parameter.grad is not None)]
+
+
+def print_table(device: str) -> None:
+    """What each layer's gradients are in each mode, beside those of plain torch in eager."""
+    import warnings
+
+    warnings.simplefilter("ignore")
+    conv = nn.Conv2d(3, 3, 1)
+    ext = Extension("test_foreign", [FIXTURES / "foreign.cpp"]).load()
+    obj = ext.classes.Several(3.0)
+    layers: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
+        "IdentityModel": (identity_conv.IdentityModel, lambda: nn.Sequential(*_natives(identity_conv.IdentityModel()))),
+        "class layer": (lambda: nn.Sequential(conv, identity_conv.IdentityConvCustomClass(3)), lambda: conv),
+        "operator layer": (lambda: nn.Sequential(conv, identity_conv.IdentityConvCustomOp()), lambda: conv),
+        "an author's class": (lambda: Author(conv, obj), lambda: Plain(conv)),
+    }
+    x = torch.randn(2, 3, 4, 5, device=device)
+    print(f"torch {torch.__version__}, {device}\n\n| mode | order | {' | '.join(layers)} |")
+    print(f"| --- | --- |{' --- |' * len(layers)}")
+    for mode, prepare in {"eager": lambda m: m, **MODES}.items():
+        for order in (1, 2):
+            cells = []
+            for make_layer, make_plain in layers.values():
+                torch._dynamo.reset()
+                expected = derivatives(make_plain().to(device), x, order)
+                try:
+                    found = derivatives(prepare(make_layer().to(device)), x, order)
+                    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+                    cells.append("right")
+                except AssertionError as error:
+                    cells.append(f"WRONG: {str(error).splitlines()[0]}")
+                except Exception as error:
+                    cells.append(f"refused: {str(error).strip().splitlines()[0]}")
+            print(f"| {mode} | {order} | {' | '.join(cells)} |", flush=True)
+
+
+def _natives(model: nn.Module) -> list[nn.Module]:
+    return [model.native1, model.native2]
+
+
+class Author(nn.Module):
+    def __init__(self, conv: nn.Module, obj):
+        super().__init__()
+        self.conv, self.obj = conv, obj
+
+    def forward(self, x):
+        y = self.conv(x)
+        return self.obj.pair(y, y.cos())[0]
+
+
+class Plain(nn.Module):
+    def __init__(self, conv: nn.Module):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x):
+        y = self.conv(x)
+        return y * y.cos()
+
+
+if __name__ == "__main__":
+    import sys
+
+    print_table(sys.argv[1] if len(sys.argv) > 1 else "cpu")

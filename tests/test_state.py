@@ -81,9 +81,17 @@ def test_objects_are_equal_by_every_field(cls, field: str) -> None:
 
 def test_nothing_else_is_equal_and_an_object_is_true(cls) -> None:
     obj = cls(**VALUES)
-    for other in (None, 3, "text", [1], weight, identity_conv.IdentityConvCustomClass(3).conv):
+    endless: list = []
+    endless.append(endless)
+    others = (
+        None, 3, 2**70, "text", [1], [], {}, [1, "a"], endless, {"a": object()}, object(), torch, len, torch.nn.ReLU(),
+        weight, identity_conv.IdentityConvCustomClass(3).conv,
+    )  # fmt: skip
+    for other in others:
         assert (obj == other) is False
         assert obj != other
+        if not isinstance(other, torch.Tensor):  # whose comparison is its own
+            assert (other == obj) is False
     assert obj
     assert identity_conv.IdentityConvCustomClass(3).conv
 
@@ -97,7 +105,8 @@ def test_state_survives(cls, way, values: dict) -> None:
 
 
 def test_repr_shows_the_fields(cls) -> None:
-    assert repr(identity_conv.IdentityConvCustomClass(3).conv) == "IdentityConvClass(channels=3)"
+    obj = identity_conv.IdentityConvCustomClass(3).conv
+    assert repr(obj) == str(obj) == f"{obj}" == "IdentityConvClass(channels=3)"
     assert "text='some', weight=Tensor([3], Float, cpu)" in repr(cls(**VALUES))
     assert "named={'a': Tensor([3], Float, cpu)}, sizes={3: [1], 4: []}, bias=None, limit=7" in repr(cls(**VALUES))
 

@@ -64,6 +64,20 @@ def test_forward_mode_through_the_class(device: str) -> None:
     assert torch.autograd.gradgradcheck(layer, small)
 
 
+def test_transforms_of_the_class_in_a_graph() -> None:
+    layer = identity_conv.IdentityConvCustomClass(3)
+    x = torch.randn(2, 3, 4, 4)
+    program = identity_conv.export(layer, (x,)).module()
+    xs = torch.randn(5, 2, 3, 4, 4)
+    assert torch.equal(func.vmap(program)(xs), xs)
+    assert torch.equal(func.grad(lambda t: (program(t) ** 2).sum())(x), 2 * x)
+    assert torch.equal(func.jvp(program, (x,), (x + 1,))[1], x + 1)
+    for name, call in {"vmap": func.vmap(lambda t: layer(t)), "grad": func.grad(lambda t: layer(t).sum())}.items():
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=rf"my_ops::IdentityConvClass\.forward: torch\.func\.{name} of a method"):
+            torch.compile(call, backend="aot_eager", fullgraph=True)(xs if name == "vmap" else x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_autocast_keeps_the_dtype(device: str, dtype: torch.dtype) -> None:
     x = torch.randn(2, 3, 4, 4, device=device, dtype=dtype)
@@ -118,6 +132,27 @@ def test_strict_export_of_the_operator() -> None:
     x = torch.randn(2, 3, 4, 4)
     program = torch.export.export(identity_conv.IdentityConvCustomOp(), (x,), strict=True)
     assert torch.equal(program.module()(x), x)
+
+
+def test_strict_export_of_the_class() -> None:
+    def export(x: torch.Tensor) -> torch.export.ExportedProgram:
+        free = ({0: torch.export.Dim("n")},)
+        return torch.export.export(identity_conv.IdentityModel(), (x,), dynamic_shapes=free, strict=True)
+
+    x, other = torch.randn(2, 3, 4, 4), torch.randn(5, 3, 4, 4)
+    if torch.__version__ < (2, 13):
+        with pytest.raises(NotImplementedError, match=r"IdentityConvClass: torch 2\.11.* strict=True: use"):
+            export(x)
+        return
+    program = export(x)
+    assert "call_torchbind" in str(program.graph)
+    assert not [each for each in program.constants.values() if not isinstance(each, torch.ScriptObject)]
+    assert torch.equal(program.module()(other), other)
+    assert torch.equal(program.run_decompositions({}).module()(other), other)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    assert torch.equal(torch.export.load(file).module()(other), other)
 
 
 def test_deepcopy_keeps_state_apart() -> None:

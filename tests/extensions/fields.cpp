@@ -7,7 +7,12 @@ namespace {
 using Names = c10::Dict<std::string, at::Tensor>;
 using Sizes = c10::Dict<int64_t, std::vector<int64_t>>;
 
-struct Fields : torch::CustomClassHolder {
+// A field may be a base class's.
+struct Base : torch::CustomClassHolder {
+  int64_t number = 0;
+};
+
+struct Fields : Base {
   static auto state() {
     return identity_conv::state(
         IDENTITY_CONV_FIELD(Fields, number), IDENTITY_CONV_FIELD(Fields, ratio),
@@ -23,7 +28,6 @@ struct Fields : torch::CustomClassHolder {
   }
   at::Tensor forward(const at::Tensor& x) const { return at::add(x, weight); }
 
-  int64_t number = 0;
   double ratio = 0;
   bool flag = false;
   std::string text;

@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/bernoulli.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/stack.h>
@@ -46,6 +47,14 @@ struct Opaque : torch::CustomClassHolder {
   Tensor forward(const Tensor& x) { return at::sin(x); }
 };
 
+// Flattens to a value without a name.
+struct Unnamed : torch::CustomClassHolder {
+  explicit Unnamed(double factor) : factor_(factor) {}
+  Tensor forward(const Tensor& x) { return at::mul(x, at::Scalar(factor_)); }
+  std::tuple<double> flatten() { return {factor_}; }
+  double factor_;
+};
+
 // Looks where a fake tensor has nothing.
 struct Looking : torch::CustomClassHolder {
   Tensor sized(const Tensor& x) { return x.sizes()[0] > 2 ? at::sin(x) : x.clone(); }
@@ -73,6 +82,19 @@ struct Several : torch::CustomClassHolder {
   Tensor counted(const Tensor& x) {
     factor_ += 1;
     return at::mul(x, at::Scalar(factor_));
+  }
+  Tensor in_place(Tensor x) { return x.mul_(at::Scalar(factor_)); }
+  void in_place_too(Tensor x) { x.mul_(at::Scalar(factor_)); }
+  Tensor add_to(Tensor total, const Tensor& x) { return at::mul(total.add_(x.detach()), x); }
+  Tensor product(const Tensor& x) { return at::mm(x, x.t()); }
+  Tensor with(const c10::intrusive_ptr<Several>& other, const Tensor& x) {
+    return at::mul(x, at::Scalar(factor_ * other->factor_));
+  }
+  c10::intrusive_ptr<Several> another() { return c10::make_intrusive<Several>(factor_); }
+  c10::Dict<std::string, Tensor> named(const Tensor& x) {
+    c10::Dict<std::string, Tensor> found;
+    found.insert("sine", at::sin(x));
+    return found;
   }
   void set(double factor) { factor_ = factor; }
   int64_t whole() { return static_cast<int64_t>(factor_); }
@@ -120,6 +142,10 @@ TORCH_LIBRARY(test_foreign, m) {
             return c10::make_intrusive<Stated>(std::get<1>(state), std::get<0>(state));
           });
   m.class_<Opaque>("Opaque").def(torch::init<>()).def("forward", &Opaque::forward);
+  m.class_<Unnamed>("Unnamed")
+      .def(torch::init<double>())
+      .def("forward", &Unnamed::forward)
+      .def("__obj_flatten__", &Unnamed::flatten);
   m.class_<Looking>("Looking")
       .def(torch::init([](int64_t) { return c10::make_intrusive<Looking>(); }), "", {arg("unused")})
       .def("sized", &Looking::sized)
@@ -133,6 +159,13 @@ TORCH_LIBRARY(test_foreign, m) {
       .def("detached", &Several::detached)
       .def("random", &Several::random)
       .def("counted", &Several::counted)
+      .def("in_place", &Several::in_place)
+      .def("in_place_too", &Several::in_place_too)
+      .def("add_to", &Several::add_to)
+      .def("product", &Several::product)
+      .def("with", &Several::with)
+      .def("another", &Several::another)
+      .def("named", &Several::named)
       .def("set", &Several::set)
       .def("whole", &Several::whole)
       .def("__obj_flatten__", &Several::flatten)

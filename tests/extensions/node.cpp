@@ -80,7 +80,43 @@ struct SquaresGradient {
   }
 };
 
+// A list of which some are missing.
+using Optionals = c10::List<std::optional<Tensor>>;
+Tensor product(const Optionals& xs) {
+  Tensor found;
+  for (size_t i = 0; i < xs.size(); ++i) {
+    const std::optional<Tensor> x = xs.get(i);
+    if (x) found = found.defined() ? at::mul(found, *x) : at::clone(*x);
+  }
+  return found;
+}
+struct ProductGradient {
+  static constexpr auto kOperator = "test_node::product";
+  using Signature = Tensor(const Optionals&);
+  static std::vector<Tensor> backward(const Tensor& grad, const Optionals& xs) {
+    std::vector<Tensor> grads(xs.size());
+    for (size_t i = 0; i < xs.size(); ++i) {
+      if (!std::optional<Tensor>(xs.get(i))) continue;
+      grads[i] = grad;
+      for (size_t j = 0; j < xs.size(); ++j) {
+        const std::optional<Tensor> x = xs.get(j);
+        if (x && j != i) grads[i] = at::mul(grads[i], *x);
+      }
+    }
+    return grads;
+  }
+};
+
 // What can't be right.
+Tensor view(const Tensor& x) { return x.view_symint(x.sym_sizes()); }
+struct ViewGradient : CopyGradient {
+  static constexpr auto kOperator = "test_node::view";
+};
+Tensor twice_in_place(Tensor x) { return at::clone(x.mul_(at::Scalar(2))); }
+struct InPlaceGradient : CopyGradient {
+  static constexpr auto kOperator = "test_node::twice_in_place";
+  using Signature = Tensor(Tensor);
+};
 Tensor same(const Tensor& x) { return x; }
 struct SameGradient {
   static constexpr auto kOperator = "test_node::same";
@@ -101,6 +137,9 @@ TORCH_LIBRARY(test_node, m) {
   m.def("wave(Tensor x, Tensor y, Tensor? z, float factor) -> Tensor");
   m.def("parts(Tensor x) -> (Tensor, Tensor, Tensor)");
   m.def("squares(Tensor[] xs) -> Tensor[]");
+  m.def("product(Tensor?[] xs) -> Tensor");
+  m.def("view(Tensor x) -> Tensor");
+  m.def("twice_in_place(Tensor(a!) x) -> Tensor");
   m.def("same(Tensor x) -> Tensor");
   m.def("few(Tensor x, Tensor y) -> Tensor");
 }
@@ -109,6 +148,9 @@ TORCH_LIBRARY_IMPL(test_node, CompositeExplicitAutograd, m) {
   m.impl("wave", &wave);
   m.impl("parts", &parts);
   m.impl("squares", &squares);
+  m.impl("product", &product);
+  m.impl("view", &view);
+  m.impl("twice_in_place", &twice_in_place);
   m.impl("same", &same);
   m.impl("few", &few);
 }
@@ -117,6 +159,9 @@ TORCH_LIBRARY_IMPL(test_node, Autograd, m) {
   m.impl("wave", identity_conv::differentiable<WaveGradient>());
   m.impl("parts", identity_conv::differentiable<PartsGradient>());
   m.impl("squares", identity_conv::differentiable<SquaresGradient>());
+  m.impl("product", identity_conv::differentiable<ProductGradient>());
+  m.impl("view", identity_conv::differentiable<ViewGradient>());
+  m.impl("twice_in_place", identity_conv::differentiable<InPlaceGradient>());
   m.impl("same", identity_conv::differentiable<SameGradient>());
   m.impl("few", identity_conv::differentiable<FewGradient>());
 }

@@ -30,8 +30,11 @@
 //     differentiates backward, which costs a backward of that.
 //   static constexpr auto kName: the node's name in a graph, for people.
 //
-// Outputs are at::Tensor, a std::tuple of it, or a std::vector of it, fresh memory all: an operator
-// that returns its argument, or a view of it, needs torch's own view machinery.
+// Tensors among the arguments are an at::Tensor, a std::optional of it, an at::TensorList
+// (Tensor[]) or a c10::List<std::optional<at::Tensor>> (Tensor?[]). Outputs are at::Tensor, a
+// std::tuple of it, or a std::vector of it, fresh memory all: an operator that returns its
+// argument, or a view of it, or changes one, needs torch's own view machinery, and is refused. An
+// object among the arguments gets no gradient: tensors that learn are arguments of their own.
 //
 // What is private in torch is seen in 2.11, which holds nodes by shared_ptr, and in 2.13 and 2.14,
 // which hold them by intrusive_ptr.
@@ -59,6 +62,7 @@ using at::Tensor;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
+using OptionalTensors = c10::List<std::optional<Tensor>>;  // Tensor?[]
 
 // --- arguments and outputs, tensor by tensor ---
 
@@ -78,6 +82,10 @@ template <class F>
 void each_tensor(const std::vector<Tensor>& xs, F&& f) {
   for (const Tensor& x : xs) f(x);
 }
+template <class F>
+void each_tensor(const OptionalTensors& xs, F&& f) {
+  for (size_t i = 0; i < xs.size(); ++i) each_tensor(std::optional<Tensor>(xs.get(i)), f);
+}
 template <class... Ts, class F>
 void each_tensor(const std::tuple<Ts...>& xs, F&& f) {
   std::apply([&](const auto&... x) { (each_tensor(x, f), ...); }, xs);
@@ -91,6 +99,25 @@ variable_list tensors_of(const Ts&... xs) {
   variable_list all;
   (each_tensor(xs, [&](const Tensor& x) { all.push_back(x); }), ...);
   return all;
+}
+
+template <class T>
+struct HasTensor : std::is_same<T, Tensor> {};
+template <template <class...> class Container, class... Ts>
+struct HasTensor<Container<Ts...>> : std::disjunction<HasTensor<Ts>...> {};
+
+// Whether each_tensor finds every tensor of an argument.
+template <class T>
+constexpr bool is_looked_into =
+    !HasTensor<T>::value || std::is_same_v<T, Tensor> || std::is_same_v<T, std::optional<Tensor>> ||
+    std::is_same_v<T, at::ArrayRef<Tensor>> || std::is_same_v<T, OptionalTensors>;
+
+inline bool share_memory(const Tensor& x, const Tensor& y) {
+  if (!x.defined() || !y.defined()) return false;
+  // Tensors of transforms have none, or none that may be asked for.
+  const auto* storage = x.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  return x.is_same(y) ||
+         (storage && storage == y.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
 }
 
 // --- what a node keeps of an argument ---
@@ -135,6 +162,21 @@ struct Saved<at::ArrayRef<Tensor>> {
   }
   std::vector<SavedVariable> saved;
 };
+template <>
+struct Saved<OptionalTensors> {
+  explicit Saved(const OptionalTensors& xs) {
+    for (size_t i = 0; i < xs.size(); ++i) saved.emplace_back(std::optional<Tensor>(xs.get(i)));
+  }
+  OptionalTensors unpack() const {
+    OptionalTensors xs;
+    for (const auto& x : saved) xs.push_back(x.unpack());
+    return xs;
+  }
+  void release() {
+    for (auto& x : saved) x.release();
+  }
+  std::vector<Saved<std::optional<Tensor>>> saved;
+};
 template <class T>
 struct Saved<at::ArrayRef<T>> {
   explicit Saved(at::ArrayRef<T> xs) : values(xs.vec()) {}
@@ -164,7 +206,11 @@ decltype(auto) call_with(F&& f, const variable_list& grads, std::index_sequence<
 }
 
 template <class R>
-struct Outputs;
+struct Outputs {
+  static_assert(!sizeof(std::decay_t<R>*),
+                "identity_conv::differentiable: an operator returns an at::Tensor, a std::tuple of "
+                "it or a std::vector of it, by value and fresh");
+};
 template <>
 struct Outputs<Tensor> {
   static constexpr size_t count = 1;
@@ -194,6 +240,11 @@ struct Differentiable;
 
 template <class G, class R, class... Args>
 struct Differentiable<G, R(Args...)> {
+  static_assert((is_looked_into<std::decay_t<Args>> && ...),
+                "identity_conv::differentiable: tensors among the arguments are an at::Tensor, a "
+                "std::optional<at::Tensor>, an at::TensorList (Tensor[]) or a "
+                "c10::List<std::optional<at::Tensor>> (Tensor?[]): in other containers their "
+                "gradients would be lost");
   static constexpr bool is_list = std::is_same_v<R, std::vector<Tensor>>;
 
   // Whether backward wants the arguments, that is, whether the node keeps them.
@@ -281,10 +332,17 @@ struct Differentiable<G, R(Args...)> {
     static const auto handle = [] {
       const std::string name = G::kOperator;
       const size_t dot = name.find('.');
-      return c10::Dispatcher::singleton()
-          .findSchemaOrThrow(name.substr(0, dot).c_str(),
-                             dot == std::string::npos ? "" : name.substr(dot + 1).c_str())
-          .template typed<R(Args...)>();
+      const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+          name.substr(0, dot).c_str(),
+          dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
+      for (const auto& argument : op.schema().arguments()) {
+        TORCH_CHECK_NOT_IMPLEMENTED(
+            !argument.alias_info(), G::kOperator,
+            ": an operator with this gradient must leave its arguments alone and return fresh "
+            "tensors, got ",
+            op.schema());
+      }
+      return op.template typed<R(Args...)>();
     }();
     return handle;
   }
@@ -323,8 +381,8 @@ struct Differentiable<G, R(Args...)> {
     if (node) {
       each_tensor(result, [&](const Tensor& y) {
         const auto same = [&](const Tensor& x) {
-          TORCH_CHECK(!x.defined() || !x.is_same(y), G::kOperator,
-                      " returns one of its arguments: return a fresh tensor");
+          TORCH_CHECK(!share_memory(x, y), G::kOperator,
+                      " returns one of its arguments, or a view of it: return a fresh tensor");
         };
         (each_tensor(args, same), ...);
         if (y.defined() && torch::autograd::isDifferentiableType(y.scalar_type())) {
@@ -371,6 +429,12 @@ struct Differentiable<G, R(Args...)> {
   }
   static std::optional<Tensor> primal(const std::optional<Tensor>& x) {
     return x ? std::optional<Tensor>(primal(*x)) : std::nullopt;
+  }
+  static OptionalTensors primal(const OptionalTensors& xs) {
+    OptionalTensors primals;
+    for (size_t i = 0; i < xs.size(); ++i)
+      primals.push_back(primal(std::optional<Tensor>(xs.get(i))));
+    return primals;
   }
   static std::vector<Tensor> primal(at::ArrayRef<Tensor> xs) {
     std::vector<Tensor> primals;

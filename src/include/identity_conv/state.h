@@ -23,7 +23,7 @@
 // gives the class a constructor with keywords, in the order of the fields; a read-only accessor of
 // each; __obj_flatten__, pairs of name and value, from which fakes are derived; __getstate__ and
 // __setstate__, by names; __eq__ and __ne__, by value, false and true for anything of another type;
-// __repr__; and a truth value, true (by __len__, the number of fields).
+// __repr__ and __str__; and a truth value, true (by __len__, the number of fields).
 //
 // Put the class in an unnamed namespace, as everything of a library that only its registrations
 // need: torch knows classes by their C++ names, and two libraries with one name end the process.
@@ -57,7 +57,8 @@
 #include <vector>
 
 // The field `member` of the class, by its own name; usable inside the class for private members.
-#define IDENTITY_CONV_FIELD(Class, member) identity_conv::field(#member, &Class::member)
+// The member may be a base class's.
+#define IDENTITY_CONV_FIELD(Class, member) identity_conv::field<Class>(#member, &Class::member)
 
 namespace identity_conv {
 
@@ -73,8 +74,9 @@ struct Field {
   }
 };
 
-template <class Class, class T>
-Field<Class, T> field(const char* name, T Class::* member) {
+template <class Class, class T, class Base>
+Field<Class, T> field(const char* name, T Base::* member) {
+  static_assert(std::is_base_of_v<Base, Class>);
   return {name, member};
 }
 
@@ -246,6 +248,38 @@ struct Kept<c10::Dict<K, V>> {
   }
 };
 
+// The object of a custom class in what Python gave, or in what C++ gave; None where it is anything
+// else.
+inline c10::IValue object_in(const c10::IValue& anything) {
+  if (!anything.isPyObject()) return anything;
+  // By an interface without methods, which every such object has: torch would infer a type for Any
+  // by looking into lists and dicts, and throws at what it doesn't know.
+  static const auto any_object = c10::InterfaceType::create("__torch__.identity_conv.Object");
+  try {
+    return anything.toPyObjectHolder()->toIValue(any_object);
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
+// A method (self, other) -> bool, where Python may give anything for other.
+template <class Class, class F>
+void def_comparison(torch::class_<Class>& cls, const char* name, F&& compare) {
+  using Self = c10::intrusive_ptr<Class>;
+  c10::FunctionSchema schema(name, "",
+                             {c10::Argument("self", c10::getCustomClassType<Self>()),
+                              c10::Argument("other", c10::PyObjectType::get())},
+                             {c10::Argument("", c10::BoolType::get())});
+  cls._def_unboxed(
+      name,
+      [compare](torch::jit::Stack& stack) {
+        const c10::IValue other = torch::jit::pop(stack);
+        const Self self = torch::jit::pop(stack).toCustomClass<Class>();
+        torch::jit::push(stack, static_cast<bool>(compare(self, other)));
+      },
+      std::move(schema));
+}
+
 template <class Class, class = void>
 struct ChecksState : std::false_type {};
 template <class Class>
@@ -291,7 +325,12 @@ State<Class, Field<Class, T, has_default>...> state(Field<Class, T, has_default>
 namespace detail {
 
 template <class Class, class States>
-struct Declared;
+struct Declared {
+  static_assert(!sizeof(Class),
+                "identity_conv/state.h: state() must be the class's own and name fields of it, "
+                "inherited ones too: IDENTITY_CONV_FIELD(Class, member)");
+  static torch::class_<Class> define(torch::Library& m, const char* name);
+};
 
 template <class Class, class... T, bool... has_default>
 struct Declared<Class, State<Class, Field<Class, T, has_default>...>> {
@@ -389,7 +428,8 @@ struct Declared<Class, State<Class, Field<Class, T, has_default>...>> {
     return checked(std::move(self));
   }
 
-  static bool equal(const Self& self, const c10::IValue& other) {
+  static bool equal(const Self& self, const c10::IValue& anything) {
+    const c10::IValue other = object_in(anything);
     if (!other.isObject() ||
         *other.type() != *c10::getCustomClassType<c10::intrusive_ptr<Class>>()) {
       return false;
@@ -433,16 +473,17 @@ struct Declared<Class, State<Class, Field<Class, T, has_default>...>> {
         },
         Class::state().fields);
     cls.def("__obj_flatten__", &flatten)
-        .def("__eq__", &equal)
-        .def("__ne__",
-             [](const Self& self, const c10::IValue& other) { return !equal(self, other); })
         .def("__repr__", &show)
+        .def("__str__", &show)
         // torchbind asks no __bool__: without a length a truth value is an error.
         .def("__len__",
              [](const Self&) { return static_cast<int64_t>(sizeof...(T) ? sizeof...(T) : 1); })
         .def_static("state_version", []() { return Class::state().number; })
         .def_pickle([](const Self& self) { return keep(self); },
                     [](const c10::IValue& state) { return restore(state); });
+    def_comparison(cls, "__eq__", &equal);
+    def_comparison(cls, "__ne__",
+                   [](const Self& self, const c10::IValue& other) { return !equal(self, other); });
     return cls;
   }
 };
