@@ -93,6 +93,11 @@ def check(
     _check_arguments(subject, devices, skip, tier, compare)
     if "grad" in skip:  # without a first derivative there is nothing to see in these
         skip = {**dict.fromkeys(("second_order", "forward_ad", "func"), f"grad is skipped: {skip['grad']}"), **skip}
+    if subject.reference_writes and not subject.writes:
+        raise ValueError(
+            f"check_{kind}: the reference changes its input, which {subject.binding.schema} doesn't say: give one that "
+            "leaves it alone"
+        )
     chosen = list(devices) if devices is not None else list(subject.device_types)
     if not chosen:
         raise ValueError(f"check_{kind}: {subject.name} has no kernel for a device of this machine")

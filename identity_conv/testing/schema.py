@@ -71,7 +71,7 @@ def schema_of(op: Operator) -> torch.FunctionSchema:
         raise ValueError(f"op must be an operator, its name, or a function, got {op!r}")
     name = f"python::{getattr(op, '__name__', type(op).__name__).strip('<>')}"
     try:
-        return torch._C.parse_schema(name + torch.library.infer_schema(op, mutates_args="unknown"))
+        return torch._C.parse_schema(name + torch.library.infer_schema(op, mutates_args=()))
     except (ValueError, TypeError, AttributeError):
         parameters = _parameters(op)
     if parameters is None:

@@ -17,8 +17,8 @@ import torch._subclasses.schema_check_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from .call import Call
-from .examine import Bench, describe, metadata, tensors_in
+from .call import Call, tensors_in
+from .examine import Bench, describe, metadata
 from .plan import TensorPlan
 from .registry import stage
 
@@ -69,11 +69,7 @@ def fakes(bench: Bench, start: int) -> None:
     subject = bench.subject
     if subject.writes:
         return
-    for index, call in enumerate(_calls(bench)):
-        if index < start:
-            continue
-        bench.index = index
-        bench.about_to(call)
+    for call in bench.each(_calls(bench), start):
         args, kwargs = call.build(bench.device)
         try:
             bench.expected(args, kwargs)
@@ -255,26 +251,6 @@ def opcheck(bench: Bench, start: int) -> None:
                 return
 
 
-def _wrapped(subject: Any, call: Call) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The operator and the reference as functions of the call's tensors alone."""
-    args, kwargs = call.args, dict(call.kwargs)
-    shape = (args, kwargs)
-
-    def with_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*tensors: torch.Tensor) -> Any:
-            rest = iter(tensors)
-            filled = torch.utils._pytree.tree_map(
-                lambda leaf: next(rest) if isinstance(leaf, TensorPlan) else leaf,
-                shape,
-                is_leaf=lambda leaf: isinstance(leaf, TensorPlan),
-            )
-            return function(*filled[0], **filled[1])
-
-        return called
-
-    return with_tensors(subject.op), with_tensors(subject.reference)
-
-
 @stage("compile", quick=False)
 def compiled(bench: Bench, start: int) -> None:
     """torch.compile, traced whole: values and gradients, with static and with dynamic sizes."""
@@ -304,7 +280,7 @@ def compiled(bench: Bench, start: int) -> None:
         for dynamic, group in zip((None, False, None), groups, strict=False):
             if backend == "inductor" and group is groups[-1] and len(groups) > 1:
                 continue
-            function, _ = _wrapped(subject, group[0])
+            function, _ = subject.of_tensors(group[0])
             torch._dynamo.reset()  # one function's code is traced again and again
             traced = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
             for call in group:
@@ -387,7 +363,7 @@ def exported(bench: Bench, start: int) -> None:
     call = samples[0]
     bench.about_to(call, 120.0)
     tensors = [plan.build(bench.device) for plan in call.plans]
-    function, reference = _wrapped(subject, call)
+    function, reference = subject.of_tensors(call)
 
     def export(inner: Callable[..., Any]) -> Any:
         auto = tuple(dict.fromkeys(range(each.dim()), torch.export.Dim.AUTO) for each in tensors)
@@ -442,7 +418,7 @@ def packaged(bench: Bench, start: int) -> None:
     call = subject.call(TensorPlan((5, 7), dtype))
     bench.about_to(call, 600.0)
     tensors = tuple(plan.build(bench.device) for plan in call.plans)
-    function, _ = _wrapped(subject, call)
+    function, _ = subject.of_tensors(call)
     free = tuple({dim: torch.export.Dim.AUTO for dim in range(2)} for _ in tensors)  # noqa: C420
     libraries = [argument for library in subject.homes()[0] for argument in ("--library", library)]
     with tempfile.TemporaryDirectory() as folder:
