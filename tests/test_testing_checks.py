@@ -325,17 +325,18 @@ def wrong_on_cuda():
     return identity_conv.Extension("test_wrong_cuda", sources).load().ops
 
 
-CAUGHT_ON_CUDA = {
-    "default_stream": {"stream"},
-    "synchronises": {"no_sync"},
-    "unaligned": {"values", "layout", "sizes"},
-    "grid": {"sizes", "accepts"},
-    "unseen": {"launch_errors"},
-    "writes_beyond": {"bounds"},
-    "reads_beyond": {"bounds"},
-    "scratch": {"two_streams"},
-    "leak": {"leak"},
-}
+CAUGHT_ON_CUDA = (
+    ("default_stream", "stream", "quick"),
+    ("synchronises", "no_sync", "quick"),
+    ("synchronises", "capture", "quick"),
+    ("unaligned", "layout", "quick"),
+    ("grid", "sizes", "full"),
+    ("unseen", "launch_errors", "quick"),
+    ("writes_beyond", "bounds", "quick"),
+    ("reads_beyond", "bounds", "quick"),
+    ("scratch", "two_streams", "quick"),
+    ("leak", "leak", "full"),
+)
 
 NO_GRADIENT = dict.fromkeys(("grad", "vmap", "compile", "opcheck"), "it has no gradient")
 
@@ -343,18 +344,36 @@ NO_GRADIENT = dict.fromkeys(("grad", "vmap", "compile", "opcheck"), "it has no g
 @pytest.mark.gpu
 class TestOnCuda:
     @pytest.mark.parametrize("kind", ["aten.clone", "aten.neg by name", "the identity", "torch.library.custom_op"])
-    def test_a_right_operator_passes_at_full(self, kind: str) -> None:
+    def test_a_right_operator_passes(self, kind: str) -> None:
         op, reference = RIGHT[kind]
-        report = check_op(op(), reference, devices=["cuda"], tier="full")
+        report = check_op(op(), reference, devices=["cuda"])
         assert {"stream", "capture", "no_sync"} <= {run.check for run in report.runs if run.cases}
 
-    @pytest.mark.parametrize("name", CAUGHT_ON_CUDA)
-    def test_a_wrong_operator_is_caught_for_what_is_wrong_with_it(self, name: str, wrong_on_cuda) -> None:
-        found = violations(getattr(wrong_on_cuda, name), devices=["cuda"], tier="full", skip=NO_GRADIENT)
-        assert found.keys() & CAUGHT_ON_CUDA[name], found
+    @pytest.mark.parametrize("kind", ["aten.clone", "the identity"])
+    def test_a_right_operator_passes_at_full(self, kind: str) -> None:
+        op, reference = RIGHT[kind]
+        check_op(op(), reference, devices=["cuda"], tier="full")
+
+    @pytest.mark.parametrize(("name", "check", "tier"), CAUGHT_ON_CUDA)
+    def test_a_wrong_operator_is_caught_by_the_check_for_it(
+        self, name: str, check: str, tier: str, wrong_on_cuda
+    ) -> None:
+        alone = dict.fromkeys(checking_module.CHECKS.keys() - {check}, "not looked at here")
+        found = violations(getattr(wrong_on_cuda, name), devices=["cuda"], tier=tier, skip=alone)
+        assert found.keys() == {check}, found
+
+    @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="it needs two GPUs")
+    def test_a_launch_on_the_current_device_whichever_the_input_has_is_caught(self, wrong_on_cuda) -> None:
+        found = violations(wrong_on_cuda.unguarded, devices=["cuda"], skip=NO_GRADIENT)
+        assert "device_guard" in found
 
     def test_a_right_operator_of_the_same_make_passes(self, wrong_on_cuda) -> None:
-        check_op(wrong_on_cuda.right, torch.clone, devices=["cuda"], tier="full", skip=NO_GRADIENT)
+        check_op(wrong_on_cuda.right, torch.clone, devices=["cuda"], skip=NO_GRADIENT)
+
+    def test_many_grids_and_streams_pass_at_full(self, wrong_on_cuda) -> None:
+        kept = {"sizes", "stream", "two_streams", "capture", "launch_errors", "leak"}
+        alone = dict.fromkeys(checking_module.CHECKS.keys() - kept, "not looked at here")
+        check_op(wrong_on_cuda.right, torch.clone, devices=["cuda"], tier="full", skip=alone)
 
 
 class TestExtensions:

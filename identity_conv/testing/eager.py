@@ -43,6 +43,41 @@ def _calls(bench: Bench, plans: Iterator[TensorPlan], share: int = 1) -> Iterato
         yield bench.settings.subject.call(plan)
 
 
+def _global_state(device: str) -> dict[str, Any]:
+    """What a call could change for everything that runs after it."""
+    tiny = torch.tensor(1e-39)
+    state = {
+        "torch.get_num_threads()": torch.get_num_threads(),
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "torch.is_grad_enabled()": torch.is_grad_enabled(),
+        "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled(),
+        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
+        "whether subnormals are flushed": float(tiny * 1.0) == 0.0,
+        "torch.get_rng_state()": torch.get_rng_state().tolist(),
+    }
+    if device != "cpu":
+        state["torch.cuda.current_device()"] = torch.cuda.current_device()
+    return state
+
+
+@stage("no_memory", of=BOTH)
+def global_state(bench: Bench, start: int) -> None:
+    """What a call leaves behind in torch's own state, where the reference leaves it alone: before any other call."""
+    for call in _usual(bench, (5,), (1000,), (0,)):
+        bench.about_to(call)
+        args, kwargs = _built(bench, call)
+        states = [_global_state(bench.device)]
+        if right(bench, args, kwargs) is None:
+            continue
+        states.append(_global_state(bench.device))
+        bench.run(*_built(bench, call))
+        states.append(_global_state(bench.device))
+        for name, was in states[0].items():
+            if states[1][name] == was and states[2][name] != was:
+                bench.violate("no_memory", f"a call changed {name}", call)
+                return
+
+
 @stage("values", *_OTHERS, of=BOTH)
 def plain(bench: Bench, start: int) -> None:
     """Every dtype, every special value, every way autograd may see a tensor."""
@@ -302,41 +337,6 @@ def repeated(bench: Bench, start: int) -> None:
             now = [dense(each) for each in tensors_in(output)]
             if any(not same_bytes(raw(a), raw(b)) for a, b in zip(now, was, strict=True)):
                 bench.violate("no_memory", "a later call changed the output of an earlier one", call)
-                return
-
-
-def _global_state(device: str) -> dict[str, Any]:
-    """What a call could change for everything that runs after it."""
-    tiny = torch.tensor(1e-39)
-    state = {
-        "torch.get_num_threads()": torch.get_num_threads(),
-        "torch.get_default_dtype()": torch.get_default_dtype(),
-        "torch.is_grad_enabled()": torch.is_grad_enabled(),
-        "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled(),
-        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
-        "whether subnormals are flushed": float(tiny * 1.0) == 0.0,
-        "torch.get_rng_state()": torch.get_rng_state().tolist(),
-    }
-    if device != "cpu":
-        state["torch.cuda.current_device()"] = torch.cuda.current_device()
-    return state
-
-
-@stage("no_memory", of=BOTH)
-def global_state(bench: Bench, start: int) -> None:
-    """What a call leaves behind in torch's own state, where the reference leaves it alone."""
-    for call in _usual(bench, (5,), (1000,), (0,)):
-        bench.about_to(call)
-        args, kwargs = _built(bench, call)
-        states = [_global_state(bench.device)]
-        if right(bench, args, kwargs) is None:
-            continue
-        states.append(_global_state(bench.device))
-        bench.run(*_built(bench, call))
-        states.append(_global_state(bench.device))
-        for name, was in states[0].items():
-            if states[1][name] == was and states[2][name] != was:
-                bench.violate("no_memory", f"a call changed {name}", call)
                 return
 
 

@@ -262,67 +262,64 @@ def compiled(bench: Bench, start: int) -> None:
         (each for each in (torch.float32, torch.float64) if each in bench.settings.dtypes), bench.settings.dtypes[0]
     )
     floating = dtype.is_floating_point
+    runs: list[tuple[str, bool | None, list[Call]]]
     if bench.settings.given_calls is not None:
-        groups = [[call] for call in bench.settings.given_calls[:2]]
+        calls = bench.settings.given_calls[:2]
+        runs = [(backend, None, [call]) for backend in ("aot_eager", "inductor") for call in calls]
     else:
-        groups = [
-            [
-                subject.call(TensorPlan(shape, dtype, seed=index))
-                for index, shape in enumerate(((5, 7), (6, 7), (5, 9)))
-            ],
-            [
-                subject.call(TensorPlan((4, 6), dtype, permutation=(1, 0))),
-                subject.call(TensorPlan((4, 6), dtype, padding=(0, 3))),
-            ],
-            [subject.call(TensorPlan((2, 3, 4, 5), dtype, memory_format=torch.channels_last))],
+        sizes = [subject.call(TensorPlan(shape, dtype, seed=n)) for n, shape in enumerate(((5, 7), (6, 7), (5, 9)))]
+        permuted = subject.call(TensorPlan((4, 6), dtype, permutation=(1, 0)))
+        padded = subject.call(TensorPlan((4, 6), dtype, padding=(0, 3)))
+        channels_last = subject.call(TensorPlan((2, 3, 4, 5), dtype, memory_format=torch.channels_last))
+        runs = [
+            ("aot_eager", None, sizes),
+            ("aot_eager", False, [permuted, padded]),
+            ("aot_eager", None, [channels_last]),
+            ("inductor", True, sizes[:2]),  # it compiles C++ or Triton, seconds for each graph
+            ("inductor", False, [permuted]),
         ]
-    for backend in ("aot_eager", "inductor"):
-        for dynamic, group in zip((None, False, None), groups, strict=False):
-            if backend == "inductor" and group is groups[-1] and len(groups) > 1:
+    for backend, dynamic, group in runs:
+        function, _ = subject.of_tensors(group[0])
+        torch._dynamo.reset()  # one function's code is traced again and again
+        traced = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
+        for call in group:
+            bench.about_to(call, 120.0)
+            tensors = [plan.build(bench.device) for plan in call.plans]
+            others = [plan.build(bench.device) for plan in call.plans]
+            wants_grad = floating and not bench.settings.skip & {"grad"}
+            if wants_grad:
+                for each in (*tensors, *others):
+                    if each.dtype.is_floating_point:
+                        each.requires_grad_()
+            try:
+                eager = tensors_in(function(*others))
+            except Exception:
                 continue
-            function, _ = subject.of_tensors(group[0])
-            torch._dynamo.reset()  # one function's code is traced again and again
-            traced = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
-            for call in group:
-                bench.about_to(call, 120.0)
-                tensors = [plan.build(bench.device) for plan in call.plans]
-                others = [plan.build(bench.device) for plan in call.plans]
-                wants_grad = floating and not bench.settings.skip & {"grad"}
-                if wants_grad:
-                    for each in (*tensors, *others):
-                        if each.dtype.is_floating_point:
-                            each.requires_grad_()
+            try:
+                found = tensors_in(traced(*tensors))
+            except Exception as error:
+                bench.violate("compile", f"{backend}: raised {describe(error)}", call)
+                return
+            if text := _results_differ(bench, found, eager):
+                bench.violate("compile", f"{backend}: {text}", call)
+                return
+            if not wants_grad or not any(each.requires_grad for each in eager):
+                continue
+            gradients = []
+            for outputs, inputs in ((found, tensors), (eager, others)):
+                total = torch.stack([(each * each).sum() for each in outputs if each.requires_grad]).sum()
                 try:
-                    eager = tensors_in(function(*others))
-                except Exception:
-                    continue
-                try:
-                    found = tensors_in(traced(*tensors))
+                    gradients.append(torch.autograd.grad(total, inputs, allow_unused=True))
                 except Exception as error:
-                    bench.violate("compile", f"{backend}: raised {describe(error)}", call)
+                    if outputs is eager:
+                        break
+                    bench.violate("compile", f"{backend}: backward raised {describe(error)}", call)
                     return
-                if text := _results_differ(bench, found, eager):
-                    bench.violate("compile", f"{backend}: {text}", call)
-                    return
-                if not wants_grad or not any(each.requires_grad for each in eager):
-                    continue
-                gradients = []
-                for outputs, inputs in ((found, tensors), (eager, others)):
-                    total = torch.stack([(each * each).sum() for each in outputs if each.requires_grad]).sum()
-                    try:
-                        gradients.append(torch.autograd.grad(total, inputs, allow_unused=True))
-                    except Exception as error:
-                        if outputs is eager:
-                            break
-                        bench.violate("compile", f"{backend}: backward raised {describe(error)}", call)
+            if len(gradients) == 2:
+                for mine, theirs in zip(*gradients, strict=True):
+                    if (mine is None) != (theirs is None) or (mine is not None and not torch.allclose(mine, theirs)):
+                        bench.violate("compile", f"{backend}: the gradient isn't eager's", call)
                         return
-                if len(gradients) == 2:
-                    for mine, theirs in zip(*gradients, strict=True):
-                        if (mine is None) != (theirs is None) or (
-                            mine is not None and not torch.allclose(mine, theirs)
-                        ):
-                            bench.violate("compile", f"{backend}: the gradient isn't eager's", call)
-                            return
 
 
 def _results_differ(bench: Bench, found: list[torch.Tensor], eager: list[torch.Tensor]) -> str | None:
