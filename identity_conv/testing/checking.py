@@ -331,7 +331,7 @@ def _differentiate(task: None, board: isolation.Blackboard, tell: Callable[[Any]
 
 def _import_stages() -> None:
     """Imports the stages, and what they use: before a fork, so that no child does it again."""
-    from . import classes, cuda, eager, gradients, tracing  # noqa: F401
+    from . import classes, cuda, eager, gradients, sharded, tracing  # noqa: F401
 
     if importlib.util.find_spec("hypothesis") is not None:
         from . import strategies  # noqa: F401
