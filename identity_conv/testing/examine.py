@@ -228,6 +228,8 @@ class Bench:
 
     def examine(self, call: Call) -> Iterator[Finding]:
         """What is wrong with one call, by the name of its check."""
+        if self.subject.writes and self._is_lost(call):
+            return
         self.about_to(call, _LOOKING_S)
         self._poison ^= 1
         poison = memory.POISONS[self._poison]
@@ -261,6 +263,13 @@ class Bench:
                 if where := self._allocations.look(tensors_in(actual)):
                     yield Finding("bounds", f"wrote {where} that it allocated")
                 yield from self._alias(args, kwargs, actual)
+
+    def _is_lost(self, call: Call) -> bool:
+        """Whether torch itself loses what is written: through a conj or neg bit, where nothing is returned."""
+        if self.subject.binding.schema.returns:
+            return False
+        written = zip(call.plans, self.subject.written(call), strict=True)
+        return any(may and (plan.conj or plan.neg) for plan, may in written)
 
     def _built(self, call: Call, poison: int) -> tuple[tuple[Any, ...], dict[str, Any], list[Guarded]]:
         """The arguments of a call, and the memory around their tensors."""

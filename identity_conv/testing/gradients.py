@@ -274,7 +274,7 @@ def second_order(bench: Bench, start: int) -> None:
     """Derivatives of derivatives, with respect to the inputs and to the gradient that comes in."""
     if bench.subject.writes:
         return
-    for call in bench.each((each for each in _calls(bench) if each.plans[0].numel <= 5000), start):
+    for call in bench.each((each for each in _calls(bench) if all(plan.numel <= 5000 for plan in each.plans)), start):
 
         def twice(function: Callable[..., Any], call: Call = call) -> Any:
             args, kwargs = call.build(bench.device)
@@ -493,7 +493,7 @@ def _to_batch(bench: Bench) -> Iterator[Call]:
 
 def _dims(ranks: list[int]) -> Iterator[tuple[Any, ...]]:
     """``in_dims`` of torch.vmap, the innermost first: over all tensors of these ranks, or over one of several."""
-    least = min(ranks)
+    least = min(ranks, default=0)
     yield from ((dim,) for dim in (0, 1, -1) if least > 1)
     yield from ((inner, outer) for outer, inner in ((0, 0), (1, 0)) if least > 2)
     for at, rank in enumerate(ranks) if len(ranks) > 1 else ():

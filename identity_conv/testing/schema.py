@@ -104,6 +104,24 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
         return None
 
 
+def required(function: Callable[..., Any]) -> int:
+    """How many positional arguments a function requires, 0 where that can't be read."""
+    parameters = _parameters(function) or []
+    return sum(p.default is p.empty and p.kind in (_EITHER, _POSITIONAL) for p in parameters)
+
+
+def of_tensors(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """A function with a signature that can be read: it takes `count` Tensors."""
+
+    def called(*tensors: torch.Tensor) -> Any:
+        return function(*tensors)
+
+    names = ["input", *(f"other{index}" for index in range(1, count))]
+    called.__name__ = getattr(function, "__name__", "function")
+    called.__signature__ = inspect.Signature([inspect.Parameter(name, _POSITIONAL) for name in names])  # type: ignore[attr-defined]
+    return called
+
+
 @dataclasses.dataclass(frozen=True)
 class Binding:
     """Which arguments of a schema are given, the rest staying at their default."""

@@ -31,9 +31,12 @@ class Supplier:
         self.given = given
         self._value = given
         if type(given).__module__.startswith("hypothesis"):
-            from hypothesis import find
+            from hypothesis import errors, find
 
-            self._value = find(given, lambda _: True)
+            try:
+                self._value = find(given, lambda _: True)
+            except errors.Unsatisfiable:
+                raise ValueError(f"inputs: there is nothing that {given!r} draws") from None
 
     def __call__(self) -> Any:
         return self._value
@@ -299,17 +302,9 @@ def _bind(op: Any, reference: Any) -> schema.Binding:
     except ValueError:
         if not callable(op):
             raise
-        # A builtin whose signature can't be read: one tensor, as most have.
-        op = _unary(op)
+        # A builtin whose signature can't be read: it takes the tensors that the reference takes, or one.
+        return schema.bind(schema.of_tensors(op, schema.required(reference) or 1), reference)
     return schema.bind(op, reference)
-
-
-def _unary(function: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    def unary(input: torch.Tensor) -> torch.Tensor:
-        return function(input)
-
-    unary.__name__ = getattr(function, "__name__", "function")
-    return unary
 
 
 def _entry_of(function: Any) -> Any:

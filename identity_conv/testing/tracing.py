@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from .call import Call, tensors_in
+from .eager import difference
 from .examine import Bench, describe, metadata
 from .plan import TensorPlan
 from .registry import stage
@@ -404,61 +405,81 @@ def exported(bench: Bench, start: int) -> None:
 
 @stage("aoti", tiers=("aoti",))
 def packaged(bench: Bench, start: int) -> None:
-    """One package with free sizes, fed many tensors, in Python and in the program without Python."""
+    """One package, with free sizes where calls are drawn, fed many tensors, in Python and in the program without."""
     subject = bench.subject
-    if subject.writes or bench.settings.given_calls is not None:
+    if subject.writes:
         return
     from .. import package, targets
 
     torch._inductor.config.compile_threads = 1
-    dtype = torch.float32 if torch.float32 in bench.settings.dtypes else bench.settings.dtypes[0]
-    call = subject.call(TensorPlan((5, 7), dtype))
+    call, others, free = _to_package(bench)
     bench.about_to(call, 600.0)
     tensors = tuple(plan.build(bench.device) for plan in call.plans)
     function, _ = subject.of_tensors(call)
-    free = tuple({dim: torch.export.Dim.AUTO for dim in range(2)} for _ in tensors)  # noqa: C420
-    libraries = [argument for library in subject.homes()[0] for argument in ("--library", library)]
+    auto = tuple(dict.fromkeys(range(each.dim()), torch.export.Dim.AUTO) for each in tensors)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pt2"
         try:
-            program = torch.export.export(_Module(function), tensors, dynamic_shapes=(free,), strict=False)
+            program = torch.export.export(
+                _Module(function), tensors, dynamic_shapes=(auto,) if free else None, strict=False
+            )
             package.compile_package(program, path)
             loaded = package.load_package(path)
         except Exception as error:
             bench.violate("aoti", f"no package is made: {describe(error)}", call)
             return
         runner = targets.program().build()
-        fields: tuple[dict[str, Any], ...] = (
-            {},
-            {"permutation": (1, 0)},
-            {"padding": (0, 3)},
-            {"step": (2, 1)},
-            {"offset": 1},
-        )
-        plans = [
-            TensorPlan(shape, dtype, **each) for shape in ((5, 7), (2, 3), (64, 33), (300, 517)) for each in fields
-        ]
-        for index, plan in enumerate(plans):
-            other = subject.call(plan)
+        for other in others:
             bench.about_to(other, 120.0)
-            given = [each.build(bench.device) for each in other.plans]
-            eager = tensors_in(function(*given))
-            if text := _results_differ(bench, tensors_in(loaded(*given)), eager):
-                bench.violate("aoti", f"the package in Python: {text}", other)
-                return
-            if index % len(fields) or len(given) != 1 or len(eager) != 1:
+            given = [plan.build(bench.device) for plan in other.plans]
+            try:
+                eager = tensors_in(function(*given))
+            except Exception:  # told by `accepts`
                 continue
-            x, y = Path(folder) / "x.pt", Path(folder) / "y.pt"
-            torch.save(given[0].cpu(), x)
-            command: list[Any] = [runner, path, *libraries, "--input", x, "--output", y]
-            done = subprocess.run(command, capture_output=True, text=True, env={}, check=False, timeout=100)
-            if done.returncode:
-                bench.violate(
-                    "aoti",
-                    f"the program without Python: {(done.stderr.strip().splitlines() or ['no text'])[-1]}",
-                    other,
-                )
-                return
-            if text := _results_differ(bench, [torch.load(y)], [eager[0].cpu()]):
-                bench.violate("aoti", f"the program without Python: {text}", other)
-                return
+            for where, run in (
+                ("in Python", lambda: tensors_in(loaded(*given))),  # noqa: B023
+                ("in the program without Python", lambda: _without_python(runner, path, given)),  # noqa: B023
+            ):
+                try:
+                    found = run()
+                except Exception as error:
+                    bench.violate("aoti", f"the package {where} raised {describe(error)}", other)
+                    return
+                # Its strides are those of the tensors that it was compiled for.
+                if text := difference(bench, [each.to(bench.device) for each in found], eager):
+                    bench.violate("aoti", f"the package {where}: {text}", other)
+                    return
+
+
+def _to_package(bench: Bench) -> tuple[Call, list[Call], bool]:
+    """The call that a package is compiled for, those that it is fed, and whether its sizes are free."""
+    subject, given = bench.subject, bench.settings.given_calls
+    if given is not None:
+        shapes = [plan.shape for plan in given[0].plans]
+        return given[0], [each for each in given if [plan.shape for plan in each.plans] == shapes], False
+    allowed = bench.settings.dtypes
+    dtype = torch.float32 if torch.float32 in allowed else allowed[0]
+    fields: tuple[dict[str, Any], ...] = (
+        {}, {"permutation": (1, 0)}, {"padding": (0, 3)}, {"step": (2, 1)}, {"offset": 1}, {"expand": (0,)},
+    )  # fmt: skip
+    shapes = ((5, 7), (2, 3), (64, 33), (300, 517))
+    plans = [TensorPlan(shape, dtype, seed=3, **each) for shape in shapes for each in fields]
+    return subject.call(TensorPlan((5, 7), dtype)), [subject.call(plan) for plan in plans], True
+
+
+def _without_python(runner: Path, package: Path, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What identity-conv-run gives for inputs from files, with no environment.
+
+    Raises:
+        RuntimeError: it refuses.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command: list[Any] = [runner, package]
+        for index, each in enumerate(inputs):
+            torch.save(each.cpu(), f"{folder}/x{index}.pt")
+            command += ["--input", f"{folder}/x{index}.pt"]
+        command += ["--output", f"{folder}/y.pt"]
+        done = subprocess.run(command, capture_output=True, text=True, env={}, check=False, timeout=100)
+        if done.returncode:
+            raise RuntimeError((done.stderr.strip().splitlines() or ["no text"])[-1])
+        return tensors_in(torch.load(f"{folder}/y.pt"))
