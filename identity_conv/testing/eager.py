@@ -67,11 +67,15 @@ def global_state(bench: Bench, start: int) -> None:
         bench.about_to(call)
         args, kwargs = _built(bench, call)
         states = [_global_state(bench.device)]
-        if right(bench, args, kwargs) is None:
+        expected = right(bench, args, kwargs)
+        if expected is None:
             continue
         states.append(_global_state(bench.device))
-        bench.run(*_built(bench, call))
+        actual = bench.run(*_built(bench, call))
         states.append(_global_state(bench.device))
+        if text := difference(bench, actual, expected):
+            bench.violate("no_memory", f"{text}; one of the first calls of a process", call)
+            return
         for name, was in states[0].items():
             if states[1][name] == was and states[2][name] != was:
                 bench.violate("no_memory", f"a call changed {name}", call)

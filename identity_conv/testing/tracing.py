@@ -132,19 +132,9 @@ def _filled(args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> tuple[An
 def symbolic(bench: Bench, start: int) -> None:
     """Fakes with symbolic sizes: what comes out depends on them, and says nothing of their value."""
     subject = bench.subject
-    if subject.writes or bench.settings.given_calls is not None:
+    if subject.writes:
         return
-    dtype = next((each for each in (torch.float32,) if each in bench.settings.dtypes), bench.settings.dtypes[0])
-    for plan in (
-        TensorPlan((7,), dtype),
-        TensorPlan((7, 11), dtype),
-        TensorPlan((7, 11), dtype, permutation=(1, 0)),
-        TensorPlan((5, 7, 11), dtype),
-        TensorPlan((5, 3, 7, 11), dtype),
-        TensorPlan((8, 16), dtype),
-    ):
-        call = subject.call(plan)
-        bench.about_to(call, 30.0)
+    for call in bench.each(_of_distinct_sizes(bench), start, 30.0):
         args, kwargs = call.build(bench.device)
         try:
             expected = _symbolic(subject.expect, args, kwargs)
@@ -172,6 +162,24 @@ def symbolic(bench: Bench, start: int) -> None:
         if concrete and (not expected or not expected[2]):
             bench.violate("symbolic", f"the fake's sizes don't depend on the input's: {sizes}", call)
             return
+
+
+def _of_distinct_sizes(bench: Bench) -> Iterator[Call]:
+    """Calls whose tensors have another size in each dimension."""
+    if bench.settings.given_calls is not None:
+        yield from bench.settings.given_calls
+        return
+    allowed = bench.settings.dtypes
+    dtype = torch.float32 if torch.float32 in allowed else allowed[0]
+    for plan in (
+        TensorPlan((7,), dtype),
+        TensorPlan((7, 11), dtype),
+        TensorPlan((7, 11), dtype, permutation=(1, 0)),
+        TensorPlan((5, 7, 11), dtype),
+        TensorPlan((5, 3, 7, 11), dtype),
+        TensorPlan((8, 16), dtype),
+    ):
+        yield bench.subject.call(plan)
 
 
 def _symbolic(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[set[str], list[str], bool]:
