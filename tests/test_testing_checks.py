@@ -188,6 +188,19 @@ def test_a_right_operator_of_other_arguments_passes(kind: str, wrong) -> None:
     check_op(op(), reference, skip=skip)
 
 
+@torch.library.custom_op("test_checks::fill_most", mutates_args={"x"})
+def fill_most_by_python(x: torch.Tensor, value: float) -> None:
+    if x.dim():
+        x[:-1].fill_(value)
+    else:
+        x.fill_(value)
+
+
+def test_what_is_written_is_compared_where_nothing_is_returned() -> None:
+    found = violations(fill_most_by_python, lambda x, value: x.fill_(value), skip=alone("values", "layout", "sizes"))
+    assert any("input 0 after the call" in sentence for sentence in found.values())
+
+
 def annotated(x: torch.Tensor) -> torch.Tensor:
     return x.neg_().neg()
 
