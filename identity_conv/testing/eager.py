@@ -140,7 +140,7 @@ def _differing(bench: Bench) -> Iterator[Call]:
     # The first of each number of tensors: of lists too.
     for call in {len(each.plans): each for each in reversed(calls)}.values():
         written = subject.written(call)
-        for plans in sweep.several(len(call.plans), bench.settings.dtypes, dtype, full=bench.full):
+        for plans in sweep.several(len(call.plans), dtype, full=bench.full):
             if not any(may and (plan.expand or plan.windows) for may, plan in zip(written, plans, strict=True)):
                 yield call.replace(plans)
         if len(call.plans) > 1 and not any(written):
