@@ -209,6 +209,14 @@ def test_a_function_with_annotations_may_not_change_its_input(wrong) -> None:
     assert "inputs_untouched" in violations(annotated, dtypes=[torch.float32], skip=alone("inputs_untouched"))
 
 
+def given_back(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def test_a_function_with_annotations_may_not_give_its_input_back(wrong) -> None:
+    assert "alias" in violations(given_back, dtypes=[torch.float32], skip=alone("alias"))
+
+
 @torch.library.custom_op("test_checks::product", mutates_args=())
 def product_by_python(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x * y
@@ -298,7 +306,7 @@ def test_what_is_skipped_is_not_told_and_stands_in_the_report(wrong) -> None:
 
 
 def test_a_check_that_is_left_alone_finds_what_it_is_for(wrong) -> None:
-    for name, check in (("offset", "layout"), ("size", "sizes"), ("tail", "values")):
+    for name, check in (("offset", "layout"), ("size", "sizes"), ("tail", "values"), ("second_call", "deterministic")):
         assert violations(getattr(wrong, name), skip=alone(check)).keys() == {check}
 
 

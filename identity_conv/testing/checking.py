@@ -57,7 +57,8 @@ def check_op(
         compare: how values are compared: ``exact()`` (the default), ``ulp(n)``, ``close(...)``.
         devices: such as ``["cpu"]``; by default all present for which the operator has a kernel.
         skip: names of checks to leave out, each with the reason.
-        tier: "quick" (about a second), "full" (about a minute), or full and more: "huge", "aoti", "dtensor".
+        tier: "quick" (about two seconds), "full" (under a minute), or full and one more: "huge" (more than 2^31
+            elements in many layouts), "aoti" (a package, in Python and without), "dtensor" (every placement).
         seed: of everything that is drawn.
 
     Returns:

@@ -531,8 +531,9 @@ def fences(bench: Bench, start: int) -> None:
             TensorPlan((70_001,), dtype),
         ]
     calls = list(_calls(bench, iter(plans)))
-    for call in bench.each((each for each in calls for _ in range(2)), start):
-        before = bench.index % 2 == 1
+    sides = (False, True)
+    turns = itertools.islice(itertools.cycle(sides), start, None)
+    for call, before in zip(bench.each((each for each in calls for _ in sides), start), turns, strict=False):
         args, kwargs = call.fill(
             memory.fenced(plan.build(bench.device), before=before, number=number)
             for number, plan in enumerate(call.plans)

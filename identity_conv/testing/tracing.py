@@ -70,7 +70,7 @@ def fakes(bench: Bench, start: int) -> None:
     subject = bench.subject
     if subject.writes:
         return
-    for call in bench.each(_calls(bench), start):
+    for number, call in enumerate(bench.each(_calls(bench), start)):
         args, kwargs = call.build(bench.device)
         try:
             bench.expected(args, kwargs)
@@ -83,7 +83,7 @@ def fakes(bench: Bench, start: int) -> None:
             given: list[torch.Tensor] = [mode.from_tensor(each) for each in tensors_in((args, kwargs))]
             device = torch.device(bench.device)
             if elsewhere:
-                if bench.device != "cpu" or bench.index > 8:
+                if bench.device != "cpu" or number > 8:
                     continue
                 # A fake of another device: what is fixed to one shows.
                 device = torch.device("meta")
@@ -463,8 +463,8 @@ def _to_package(bench: Bench) -> tuple[Call, list[Call], bool]:
     """The call that a package is compiled for, those that it is fed, and whether its sizes are free."""
     subject, given = bench.subject, bench.settings.given_calls
     if given is not None:
-        shapes = [plan.shape for plan in given[0].plans]
-        return given[0], [each for each in given if [plan.shape for plan in each.plans] == shapes], False
+        same = [plan.shape for plan in given[0].plans]
+        return given[0], [each for each in given if [plan.shape for plan in each.plans] == same], False
     allowed = bench.settings.dtypes
     dtype = torch.float32 if torch.float32 in allowed else allowed[0]
     fields: tuple[dict[str, Any], ...] = (
