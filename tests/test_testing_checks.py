@@ -15,6 +15,7 @@ import torch
 from hypothesis.strategies import nothing
 
 import identity_conv
+import identity_conv.sharding
 from identity_conv.testing import (
     Call,
     CheckFailure,
@@ -375,6 +376,21 @@ def test_dtypes_that_are_left_out_are_refused_with_a_text_or_taken_rightly(wrong
 def test_a_fresh_process_finds_the_same(monkeypatch: pytest.MonkeyPatch, wrong) -> None:
     monkeypatch.setattr(checking_module, "_isolation_for", lambda settings, device: "spawn")
     assert violations(wrong.row_major, skip=alone("values", "layout", "strides")).keys() == {"strides"}
+
+
+@torch.library.custom_op("test_checks::square", mutates_args=())
+def square_by_python(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+square_by_python.register_fake(torch.empty_like)
+
+
+@pytest.mark.night
+def test_a_sharding_rule_that_promises_too_much_is_caught() -> None:
+    identity_conv.sharding.pointwise("test_checks::square", keeps_partial=("sum",))
+    found = violations(square_by_python, torch.square, tier="dtensor", skip=alone("dtensor"))
+    assert found["dtensor"].startswith("P(sum)")
 
 
 class TestComparisons:
