@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis.strategies import nothing
 
 import identity_conv
+import identity_conv.sharding
 from identity_conv.testing import (
     Call,
     CheckFailure,
@@ -79,6 +82,45 @@ QUICKLY_CAUGHT = {
 }
 
 
+def alone(*checks: str) -> dict[str, str]:
+    """What to skip so that only these are looked at."""
+    return dict.fromkeys(checking_module.CHECKS.keys() - set(checks), "not looked at here")
+
+
+def out_of_place(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    return out.copy_(x)
+
+
+def by_flag(x: torch.Tensor, negative: bool = False) -> torch.Tensor:
+    return -x if negative else x.clone()
+
+
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten.mul_.Scalar(x, 2)
+
+
+#: Of operators with other arguments than one Tensor: the reference, and the check that must speak.
+CAUGHT_BY_ARGUMENTS = {
+    "sum_same_memory": (torch.add, "values"),
+    "sum_broadcast": (torch.add, "values"),
+    "flag": (by_flag, "values"),
+    "shared_outputs": (lambda x: (x.clone(), x.clone()), "alias"),
+    "twice_between": (twice, "bounds"),
+    "twice_seldom": (twice, "values"),
+    "copy_out": (out_of_place, "values"),
+    "flushes": (torch.clone, "no_memory"),
+}
+
+
+@pytest.mark.parametrize("name", CAUGHT_BY_ARGUMENTS)
+def test_other_arguments_than_one_tensor_are_looked_at(name: str, wrong) -> None:
+    reference, check = CAUGHT_BY_ARGUMENTS[name]
+    # Wrong values are told under one of three names, by what they need.
+    of_values = {"values", "layout", "sizes"}
+    found = violations(getattr(wrong, name), reference, skip=alone(check, *(of_values if check in of_values else ())))
+    assert found.keys() & (of_values if check in of_values else {check}), found
+
+
 @pytest.mark.parametrize("name", QUICKLY_CAUGHT)
 def test_a_wrong_operator_is_caught_for_what_is_wrong_with_it(name: str, wrong) -> None:
     found = violations(getattr(wrong, name))
@@ -86,9 +128,8 @@ def test_a_wrong_operator_is_caught_for_what_is_wrong_with_it(name: str, wrong) 
 
 
 def test_a_leak_is_caught_at_full(wrong) -> None:
-    everything_else = dict.fromkeys(checking_module.CHECKS.keys() - {"leak"}, "not looked at here")
-    assert "leak" in violations(wrong.leak, tier="full", skip=everything_else)
-    assert not violations(wrong.right, tier="full", skip=everything_else)
+    assert "leak" in violations(wrong.leak, tier="full", skip=alone("leak"))
+    assert not violations(wrong.right, tier="full", skip=alone("leak"))
 
 
 @torch.library.custom_op("test_checks::copy", mutates_args=())
@@ -123,6 +164,99 @@ def test_a_right_operator_passes(kind: str, wrong) -> None:
     report = check_op(op(), reference)
     assert not report.violations
     assert report.cases > 300
+
+
+@torch.library.custom_op("test_checks::fill_", mutates_args={"x"})
+def fill_by_python(x: torch.Tensor, value: float) -> None:
+    x.fill_(value)
+
+
+RIGHT_WITH_OTHER_ARGUMENTS = {
+    "two tensors": (lambda: torch.ops.test_wrong.sum_right, torch.add),
+    "in place": (lambda: torch.ops.test_wrong.twice_right, twice),
+    "without a return": (lambda: fill_by_python, lambda x, value: x.fill_(value)),
+    "a view": (lambda: "aten::alias", lambda x: x.view(x.shape)),
+    "a function that writes": (lambda: lambda x: x.mul_(2), lambda x: x.mul_(2)),
+    "a list": (lambda: "aten::stack", torch.stack),
+    "several outputs": (lambda: lambda x: (x.clone(), -x), lambda x: (x.clone(), x.neg())),
+}
+
+
+@pytest.mark.parametrize("kind", RIGHT_WITH_OTHER_ARGUMENTS)
+def test_a_right_operator_of_other_arguments_passes(kind: str, wrong) -> None:
+    op, reference = RIGHT_WITH_OTHER_ARGUMENTS[kind]
+    skip = alone("values", "layout", "sizes", "strides", "accepts", "alias", "bounds", "inputs_untouched", "grad")
+    check_op(op(), reference, skip=skip)
+
+
+@torch.library.custom_op("test_checks::fill_most", mutates_args={"x"})
+def fill_most_by_python(x: torch.Tensor, value: float) -> None:
+    if x.dim():
+        x[:-1].fill_(value)
+    else:
+        x.fill_(value)
+
+
+def test_what_is_written_is_compared_where_nothing_is_returned() -> None:
+    found = violations(fill_most_by_python, lambda x, value: x.fill_(value), skip=alone("values", "layout", "sizes"))
+    assert any("input 0 after the call" in sentence for sentence in found.values())
+
+
+def annotated(x: torch.Tensor) -> torch.Tensor:
+    return x.neg_().neg()
+
+
+def test_a_function_with_annotations_may_not_change_its_input(wrong) -> None:
+    assert "inputs_untouched" in violations(annotated, dtypes=[torch.float32], skip=alone("inputs_untouched"))
+
+
+def given_back(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def test_a_function_with_annotations_may_not_give_its_input_back(wrong) -> None:
+    assert "alias" in violations(given_back, dtypes=[torch.float32], skip=alone("alias"))
+
+
+@torch.library.custom_op("test_checks::product", mutates_args=())
+def product_by_python(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * y
+
+
+def _product_backward(ctx, grad: torch.Tensor):
+    x, y = ctx.saved_tensors
+    return (grad * y, grad * x) if ctx.needs_input_grad[0] else (None, None)
+
+
+product_by_python.register_fake(lambda x, y: x * y)
+product_by_python.register_autograd(
+    _product_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+)
+
+
+@torch.library.custom_op("test_checks::running", mutates_args=())
+def running_by_python(x: torch.Tensor) -> torch.Tensor:
+    return x.cumsum(-1)
+
+
+running_by_python.register_fake(lambda x: x.cumsum(-1))
+running_by_python.register_vmap(lambda info, in_dims, x: (x.cumsum(-1), in_dims[0]))
+
+
+def test_a_gradient_that_needs_the_first_input_to_want_one_is_caught() -> None:
+    found = violations(product_by_python, torch.mul, dtypes=[torch.float64], skip=alone("grad"))
+    assert "no other input requires grad" in found["grad"]
+
+
+def test_a_batching_rule_that_forgets_the_dimension_is_caught() -> None:
+    reference = functools.partial(torch.cumsum, dim=-1)
+    assert "vmap" in violations(running_by_python, lambda x: reference(x), dtypes=[torch.float32], skip=alone("vmap"))
+
+
+@pytest.mark.parametrize("name", ["strides", "grad_expanded", "second_call", "fake_dtype", "fake_fixed", "grad_once"])
+def test_given_calls_are_looked_at_by_every_check_that_can(name: str, wrong) -> None:
+    calls = [Call((TensorPlan((4, 3), torch.float64, padding=(0, 1)),)), Call((TensorPlan((5,)),))]
+    assert violations(getattr(wrong, name), inputs=calls).keys() & QUICKLY_CAUGHT[name]
 
 
 @pytest.mark.night
@@ -173,9 +307,8 @@ def test_what_is_skipped_is_not_told_and_stands_in_the_report(wrong) -> None:
 
 
 def test_a_check_that_is_left_alone_finds_what_it_is_for(wrong) -> None:
-    for name, check in (("offset", "layout"), ("size", "sizes"), ("tail", "values")):
-        skip = dict.fromkeys(checking_module.CHECKS.keys() - {check}, "not looked at here")
-        assert violations(getattr(wrong, name), skip=skip).keys() == {check}
+    for name, check in (("offset", "layout"), ("size", "sizes"), ("tail", "values"), ("second_call", "deterministic")):
+        assert violations(getattr(wrong, name), skip=alone(check)).keys() == {check}
 
 
 def test_forward_mode_that_torch_lacks_is_reported(wrong) -> None:
@@ -210,6 +343,17 @@ def scaled(x: torch.Tensor, alpha: float) -> torch.Tensor:
         ("aten::clone", torch.clone, {"devices": []}, "devices must name one at least"),
         ("aten::clone", torch.clone, {"inputs": {"y": 1}}, "no argument y"),
         ("aten::clone", torch.clone, {"compare": 1e-3}, "compare must be"),
+        ("aten::clone", torch.clone, {"devices": "cpu"}, "devices must be a list"),
+        ("aten::clone", torch.clone, {"devices": ["tpu"]}, "'tpu' is none that torch knows"),
+        ("aten::clone", torch.clone, {"skip": ["grad"]}, "skip must be a mapping"),
+        ("aten::clone", torch.clone, {"seed": "a"}, "seed must be an integer"),
+        ("aten::clone", torch.clone, {"dtypes": []}, "dtypes must be some that torch.clone copies"),
+        ("aten::neg", torch.neg, {"dtypes": [torch.bool]}, "dtypes must hold one that the reference takes"),
+        ("aten::clone", torch.clone, {"inputs": 3}, "inputs must be a mapping of arguments, or a list of Call"),
+        ("aten::clone", torch.clone, {"inputs": []}, "inputs must have one call at least"),
+        ("aten::clone", torch.clone, {"inputs": [Call((TensorPlan(), TensorPlan()))]}, "the reference refuses"),
+        ("aten::clone", torch.clone, {"inputs": {"self": nothing()}}, "there is nothing that nothing"),
+        ("aten::clone", lambda x: x.mul_(2), {}, "the reference changes its input"),
     ],
 )
 def test_wrong_use_is_said_in_one_sentence(op, reference, arguments, sentence: str) -> None:
@@ -231,9 +375,22 @@ def test_dtypes_that_are_left_out_are_refused_with_a_text_or_taken_rightly(wrong
 
 def test_a_fresh_process_finds_the_same(monkeypatch: pytest.MonkeyPatch, wrong) -> None:
     monkeypatch.setattr(checking_module, "_isolation_for", lambda settings, device: "spawn")
-    kept = {"values", "layout", "strides"}
-    skip = dict.fromkeys(checking_module.CHECKS.keys() - kept, "not looked at here")
-    assert violations(wrong.row_major, skip=skip).keys() == {"strides"}
+    assert violations(wrong.row_major, skip=alone("values", "layout", "strides")).keys() == {"strides"}
+
+
+@torch.library.custom_op("test_checks::square", mutates_args=())
+def square_by_python(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+square_by_python.register_fake(torch.empty_like)
+
+
+@pytest.mark.night
+def test_a_sharding_rule_that_promises_too_much_is_caught() -> None:
+    identity_conv.sharding.pointwise("test_checks::square", keeps_partial=("sum",))
+    found = violations(square_by_python, torch.square, tier="dtensor", skip=alone("dtensor"))
+    assert found["dtensor"].startswith("P(sum)")
 
 
 class TestComparisons:
@@ -325,17 +482,18 @@ def wrong_on_cuda():
     return identity_conv.Extension("test_wrong_cuda", sources).load().ops
 
 
-CAUGHT_ON_CUDA = {
-    "default_stream": {"stream"},
-    "synchronises": {"no_sync"},
-    "unaligned": {"values", "layout", "sizes"},
-    "grid": {"sizes", "accepts"},
-    "unseen": {"launch_errors"},
-    "writes_beyond": {"bounds"},
-    "reads_beyond": {"bounds"},
-    "scratch": {"two_streams"},
-    "leak": {"leak"},
-}
+CAUGHT_ON_CUDA = (
+    ("default_stream", "stream", "quick"),
+    ("synchronises", "no_sync", "quick"),
+    ("synchronises", "capture", "quick"),
+    ("unaligned", "layout", "quick"),
+    ("grid", "sizes", "full"),
+    ("unseen", "launch_errors", "quick"),
+    ("writes_beyond", "bounds", "quick"),
+    ("reads_beyond", "bounds", "quick"),
+    ("scratch", "two_streams", "quick"),
+    ("leak", "leak", "full"),
+)
 
 NO_GRADIENT = dict.fromkeys(("grad", "vmap", "compile", "opcheck"), "it has no gradient")
 
@@ -343,18 +501,34 @@ NO_GRADIENT = dict.fromkeys(("grad", "vmap", "compile", "opcheck"), "it has no g
 @pytest.mark.gpu
 class TestOnCuda:
     @pytest.mark.parametrize("kind", ["aten.clone", "aten.neg by name", "the identity", "torch.library.custom_op"])
-    def test_a_right_operator_passes_at_full(self, kind: str) -> None:
+    def test_a_right_operator_passes(self, kind: str) -> None:
         op, reference = RIGHT[kind]
-        report = check_op(op(), reference, devices=["cuda"], tier="full")
+        report = check_op(op(), reference, devices=["cuda"])
         assert {"stream", "capture", "no_sync"} <= {run.check for run in report.runs if run.cases}
 
-    @pytest.mark.parametrize("name", CAUGHT_ON_CUDA)
-    def test_a_wrong_operator_is_caught_for_what_is_wrong_with_it(self, name: str, wrong_on_cuda) -> None:
-        found = violations(getattr(wrong_on_cuda, name), devices=["cuda"], tier="full", skip=NO_GRADIENT)
-        assert found.keys() & CAUGHT_ON_CUDA[name], found
+    @pytest.mark.parametrize("kind", ["aten.clone", "the identity"])
+    def test_a_right_operator_passes_at_full(self, kind: str) -> None:
+        op, reference = RIGHT[kind]
+        check_op(op(), reference, devices=["cuda"], tier="full")
+
+    @pytest.mark.parametrize(("name", "check", "tier"), CAUGHT_ON_CUDA)
+    def test_a_wrong_operator_is_caught_by_the_check_for_it(
+        self, name: str, check: str, tier: str, wrong_on_cuda
+    ) -> None:
+        found = violations(getattr(wrong_on_cuda, name), devices=["cuda"], tier=tier, skip=alone(check))
+        assert found.keys() == {check}, found
+
+    @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="it needs two GPUs")
+    def test_a_launch_on_the_current_device_whichever_the_input_has_is_caught(self, wrong_on_cuda) -> None:
+        found = violations(wrong_on_cuda.unguarded, devices=["cuda"], skip=NO_GRADIENT)
+        assert "device_guard" in found
 
     def test_a_right_operator_of_the_same_make_passes(self, wrong_on_cuda) -> None:
-        check_op(wrong_on_cuda.right, torch.clone, devices=["cuda"], tier="full", skip=NO_GRADIENT)
+        check_op(wrong_on_cuda.right, torch.clone, devices=["cuda"], skip=NO_GRADIENT)
+
+    def test_many_grids_and_streams_pass_at_full(self, wrong_on_cuda) -> None:
+        skip = alone("sizes", "stream", "two_streams", "capture", "launch_errors", "leak")
+        check_op(wrong_on_cuda.right, torch.clone, devices=["cuda"], tier="full", skip=skip)
 
 
 class TestExtensions:

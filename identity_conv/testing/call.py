@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from .plan import SharedStorage, TensorPlan
 from .state import replaced
@@ -53,7 +54,7 @@ class Call:
     @property
     def plans(self) -> tuple[TensorPlan, ...]:
         """Every plan, in the order of the arguments."""
-        return tuple(_plans((self.args, self.kwargs)))
+        return tuple(plans_in((self.args, self.kwargs)))
 
     def fill(
         self, tensors: Iterable[torch.Tensor], device: torch.device | str = "cpu"
@@ -75,11 +76,17 @@ class Call:
         return self.fill((plan.build(device) for plan in self.plans), device)
 
 
-def _plans(value: Any) -> Iterator[TensorPlan]:
+def plans_in(value: Any) -> Iterator[TensorPlan]:
+    """The plans in an argument, or in several."""
     if isinstance(value, TensorPlan):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _plans(item)
+            yield from plans_in(item)
     elif isinstance(value, Mapping):
-        yield from _plans(tuple(value.values()))
+        yield from plans_in(tuple(value.values()))
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors in a structure."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

@@ -16,7 +16,7 @@ import torch
 from . import isolation, memory, reproducer, values
 from .call import Call
 from .compare import Comparison, exact
-from .examine import Bench, Settings, name_by_need
+from .examine import Bench, Settings, describe, name_by_need
 from .plan import TensorPlan
 from .registry import CHECKS, STAGES, TIERS, Stage
 from .report import CheckFailure, CheckRun, Report, Violation
@@ -57,7 +57,8 @@ def check_op(
         compare: how values are compared: ``exact()`` (the default), ``ulp(n)``, ``close(...)``.
         devices: such as ``["cpu"]``; by default all present for which the operator has a kernel.
         skip: names of checks to leave out, each with the reason.
-        tier: "quick" (about a second), "full" (about a minute), or full and more: "huge", "aoti", "dtensor".
+        tier: "quick" (about two seconds), "full" (under a minute), or full and one more: "huge" (more than 2^31
+            elements in many layouts), "aoti" (a package, in Python and without), "dtensor" (every placement).
         seed: of everything that is drawn.
 
     Returns:
@@ -89,22 +90,27 @@ def check(
     kind: str,
 ) -> Report:
     """What check_op and check_class have in common; `kind` is "op" or "class"."""
+    _check_arguments(subject, devices, skip, tier, compare, seed)
     skip = dict(skip or {})
-    _check_arguments(subject, devices, skip, tier, compare)
     if "grad" in skip:  # without a first derivative there is nothing to see in these
         skip = {**dict.fromkeys(("second_order", "forward_ad", "func"), f"grad is skipped: {skip['grad']}"), **skip}
+    if subject.reference_writes and not subject.writes:
+        raise ValueError(
+            f"check_{kind}: the reference changes its input, which {subject.binding.schema} doesn't say: give one that "
+            "leaves it alone"
+        )
     chosen = list(devices) if devices is not None else list(subject.device_types)
     if not chosen:
         raise ValueError(f"check_{kind}: {subject.name} has no kernel for a device of this machine")
-    given = _given_calls(inputs)
+    given = _given_calls(subject, inputs)
     taken = None if given else [dtype for dtype in values.DTYPES if _is_taken(subject, dtype)]
     if taken is not None and not taken:
         raise ValueError(
             f"check_{kind}: the reference takes none of the inputs that were drawn for {subject.binding.schema}: "
             f"say inputs=; it raised {_refusal(subject)}"
         )
-    wanted = tuple(dtypes) if dtypes is not None else tuple(taken or values.DTYPES)
     report = Report(subject.name, tier, seed, skipped=skip)
+    wanted = tuple(taken or values.DTYPES) if dtypes is None else _wanted(dtypes, taken, report)
     if importlib.util.find_spec("hypothesis") is None:
         report.notes.append(
             "hypothesis is not installed: calls come from a fixed corpus (pip install 'identity_conv[testing]')"
@@ -326,26 +332,56 @@ def _differentiate(task: None, board: isolation.Blackboard, tell: Callable[[Any]
 
 def _import_stages() -> None:
     """Imports the stages, and what they use: before a fork, so that no child does it again."""
-    from . import classes, cuda, eager, gradients, tracing  # noqa: F401
+    from . import classes, cuda, eager, gradients, sharded, tracing  # noqa: F401
 
     if importlib.util.find_spec("hypothesis") is not None:
         from . import strategies  # noqa: F401
 
 
+def _wanted(
+    dtypes: Iterable[torch.dtype], taken: Sequence[torch.dtype] | None, report: Report
+) -> tuple[torch.dtype, ...]:
+    """The dtypes that were asked for, so far as the reference takes them."""
+    asked = (dtypes,) if isinstance(dtypes, torch.dtype) else tuple(dtypes)
+    unknown = [dtype for dtype in asked if dtype not in values.DTYPES]
+    if unknown or not asked:
+        raise ValueError(f"dtypes must be some that torch.clone copies, got {unknown or asked!r}")
+    refused = [] if taken is None else [dtype for dtype in asked if dtype not in taken]
+    if len(refused) == len(asked):
+        raise ValueError(f"dtypes must hold one that the reference takes, got {', '.join(map(str, asked))}")
+    if refused:
+        report.notes.append(f"not looked at, since the reference refuses them: {', '.join(map(str, refused))}")
+    return tuple(dtype for dtype in asked if dtype not in refused)
+
+
 def _check_arguments(
-    subject: Any, devices: Sequence[str] | None, skip: Mapping[str, str], tier: str, compare: Comparison | None
+    subject: Any,
+    devices: Sequence[str] | None,
+    skip: Mapping[str, str] | None,
+    tier: str,
+    compare: Comparison | None,
+    seed: int,
 ) -> None:
     if tier not in TIERS:
         raise ValueError(f"tier must be one of {', '.join(TIERS)}, got {tier!r}")
-    for name, reason in skip.items():
+    if not isinstance(seed, int):
+        raise TypeError(f"seed must be an integer, got {seed!r}")
+    if not isinstance(skip, Mapping | None):
+        raise TypeError(f"skip must be a mapping of a check's name to the reason, got {skip!r}")
+    for name, reason in (skip or {}).items():
         if name not in CHECKS:
             raise ValueError(f"skip: there is no check {name!r}; there are {', '.join(CHECKS)}")
         if not isinstance(reason, str) or not reason.strip():
             raise ValueError(f"skip: {name!r} needs a reason, got {reason!r}")
     if compare is not None and not isinstance(compare, Comparison):
         raise TypeError(f"compare must be exact(), ulp(n) or close(...), got {compare!r}")
+    if isinstance(devices, str):
+        raise TypeError(f"devices must be a list such as ['cpu'], got {devices!r}")
     for device in devices or ():
-        type_ = torch.device(device).type
+        try:
+            type_ = torch.device(device).type
+        except RuntimeError:
+            raise ValueError(f"devices: {device!r} is none that torch knows") from None
         if type_ == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"devices: {device!r} isn't there: torch sees no GPU")
         if type_ not in subject.device_types:
@@ -378,14 +414,22 @@ def suppliers(inputs: Any) -> dict[str, Supplier]:
     return {name: Supplier(value) for name, value in inputs.items()} if isinstance(inputs, Mapping) else {}
 
 
-def _given_calls(inputs: Any) -> tuple[Call, ...] | None:
+def _given_calls(subject: Any, inputs: Any) -> tuple[Call, ...] | None:
     if inputs is None or isinstance(inputs, Mapping):
         return None
+    if not isinstance(inputs, list | tuple):
+        raise TypeError(f"inputs must be a mapping of arguments, or a list of Call, got {inputs!r}")
     calls = []
     for each in inputs:
         call = each if isinstance(each, Call) else Call(tuple(each) if isinstance(each, tuple | list) else (each,))
         if not call.plans:
             raise ValueError(f"inputs: a call must have a TensorPlan for each of its tensors, got {each!r}")
+        args, kwargs = call.build()
+        try:
+            with torch.no_grad():
+                subject.expect(args, kwargs)
+        except Exception as error:
+            raise ValueError(f"inputs: the reference refuses {call!r}: {describe(error)}") from error
         calls.append(call)
     if not calls:
         raise ValueError("inputs must have one call at least, got none")

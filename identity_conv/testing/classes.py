@@ -14,9 +14,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from . import draws, schema
-from .call import Call
-from .compare import Comparison, dense, raw
-from .examine import Bench, describe, metadata, tensors_in
+from .call import Call, tensors_in
+from .compare import Comparison, dense, raw, same_bytes
+from .examine import Bench, describe, metadata
 from .plan import TensorPlan
 from .registry import stage
 from .report import Report
@@ -224,7 +224,7 @@ def _fields_differ(now: Mapping[str, Any], was: Mapping[str, Any]) -> str | None
             if (
                 value.shape != other.shape
                 or value.dtype != other.dtype
-                or not torch.equal(raw(dense(value)), raw(dense(other)))
+                or not same_bytes(raw(dense(value)), raw(dense(other)))
             ):
                 return f"field {name} differs"
         elif isinstance(value, torch.Tensor) or (other != value and value == value):

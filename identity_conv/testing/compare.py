@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -30,7 +31,7 @@ class Comparison:
 
     def __call__(self, actual: torch.Tensor, expected: torch.Tensor) -> str | None:
         actual, expected = dense(actual), dense(expected)
-        if torch.equal(raw(actual), raw(expected)):
+        if same_bytes(raw(actual), raw(expected)):
             return None
         mask = self.differs(actual, expected)
         if mask.is_complex() or mask.dtype is not torch.bool:
@@ -113,6 +114,18 @@ def dense(x: torch.Tensor) -> torch.Tensor:
 def raw(x: torch.Tensor) -> torch.Tensor:
     """The bytes of a row-major tensor, flat."""
     return _flat(x).view(torch.uint8) if x.numel() else torch.empty(0, dtype=torch.uint8, device=x.device)
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two flat tensors of bytes are equal; several times faster than torch.equal on CPU."""
+    if one.device.type == "cpu":
+        return np.array_equal(one.numpy(), other.numpy())
+    return torch.equal(one, other)
+
+
+def are_all(flat: torch.Tensor, byte: int) -> bool:
+    """Whether every one of a flat tensor's bytes is `byte`."""
+    return bool(((flat.numpy() if flat.device.type == "cpu" else flat) == byte).all())
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from .call import Call
+from .call import Call, tensors_in
 from .eager import difference, right
-from .examine import Bench, describe, extent, tensors_in
+from .examine import Bench, describe, extent
 from .plan import TensorPlan
 from .registry import BOTH, stage
 

@@ -8,17 +8,17 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
 from . import memory
-from .call import Call
-from .compare import Comparison, dense, raw
+from .call import Call, tensors_in
+from .compare import Comparison, dense, raw, same_bytes
 from .isolation import Blackboard
-from .plan import TensorPlan
+from .plan import Guarded, SharedStorage, TensorPlan
 from .report import Violation
 from .shrink import shrink
 from .subject import Subject
@@ -26,6 +26,7 @@ from .subject import Subject
 _GUARD = 256  # bytes around inputs
 _KEPT = 8  # outputs of earlier calls that are held, to see whether a later one shares their memory
 _KEPT_BYTES = 1 << 20
+_LOOKING_S = 60.0  # for what is our own work, and the reference's, at one call
 _EXPLAINED = 12  # findings of one kind in a stage that are shrunk, in search of what else is wrong
 
 
@@ -132,6 +133,19 @@ class Bench:
 
     # Calls.
 
+    def numbered(self, calls: Iterable[Call], start: int) -> Iterator[Call]:
+        """The calls from number `start` on: after one that ends the process it goes on behind it."""
+        for index, call in enumerate(calls):
+            if index >= start:
+                self.index = index
+                yield call
+
+    def each(self, calls: Iterable[Call], start: int, limit: float | None = None) -> Iterator[Call]:
+        """The calls from number `start` on, each noted as what comes next; `limit` in seconds."""
+        for call in self.numbered(calls, start):
+            self.about_to(call, limit)
+            yield call
+
     @property
     def _passed_over(self) -> frozenset[str]:
         """Checks that are skipped; wrong values may turn out to be of any of three."""
@@ -145,12 +159,9 @@ class Bench:
             told |= {"values"}
         return [each for each in self._quietly(call) if each.check not in told | self._passed_over]
 
-    def look_at(self, calls: Sequence[Call] | Iterator[Call], *, start: int = 0) -> None:
+    def look_at(self, calls: Iterable[Call], *, start: int = 0) -> None:
         """Examines each call; what is found is shrunk and told, the first of each check."""
-        for index, call in enumerate(calls):
-            if index < start:
-                continue
-            self.index = index
+        for call in self.numbered(calls, start):
             for finding in self.examine(call):
                 if finding.check in self._passed_over or self._explained[finding.check] == _EXPLAINED:
                     continue
@@ -217,26 +228,21 @@ class Bench:
 
     def examine(self, call: Call) -> Iterator[Finding]:
         """What is wrong with one call, by the name of its check."""
-        self.about_to(call)
+        if self.subject.writes and self._is_lost(call):
+            return
+        self.about_to(call, _LOOKING_S)
         self._poison ^= 1
         poison = memory.POISONS[self._poison]
-        if call.shared:
-            built = []
-            args, kwargs = call.build(self.device)
-            inputs = tensors_in((args, kwargs))
-        else:
-            built = [plan.build_guarded(self.device, guard=_GUARD, poison=poison ^ 0xFF) for plan in call.plans]
-            inputs = [each.tensor for each in built]
-            args, kwargs = call.fill(inputs)
+        args, kwargs, built = self._built(call, poison)
         inference = any(plan.grad == "inference" for plan in call.plans)
         with torch.inference_mode(inference):
             try:
-                expected = self.expected(args, kwargs) if not self.subject.writes else self._written(call)
+                expected, theirs = self._expected(call, args, kwargs, poison)
             except Refused:
                 return
-            with torch.no_grad():
-                before = [each.base.clone() for each in built]
+            before = [_copied(each.base) for each in built]
             versions = [None if each.tensor.is_inference() else each.tensor._version for each in built]
+            self._board.allow(self._board.limit)
             try:
                 with self._allocations.active(
                     poison, [each.untyped_storage().nbytes() for each in tensors_in(expected)]
@@ -246,37 +252,71 @@ class Bench:
                 self.end_if_broken(error)
                 yield Finding("accepts", f"raised {describe(error)}, which the reference takes")
                 return
+            self._board.allow(_LOOKING_S)  # it has returned: the rest is our own work
             with torch.no_grad():
-                yield from self._compare(actual, expected, poison)
-                yield from self._untouched(built, before, versions)
+                differences = list(self._compare(actual, expected, poison))
+                yield from differences
+                written = self.subject.written(call) if theirs else [False] * len(built)
+                if not any(each.check == "values" for each in differences):
+                    yield from self._written(built, theirs, written)
+                yield from self._untouched(built, before, versions, written)
                 if where := self._allocations.look(tensors_in(actual)):
                     yield Finding("bounds", f"wrote {where} that it allocated")
-                yield from self._alias(actual, inputs)
+                yield from self._alias(args, kwargs, actual)
 
-    def _written(self, call: Call) -> Any:
-        """What the reference gives on inputs of its own, which it may write into."""
-        args, kwargs = call.build(self.device)
+    def _is_lost(self, call: Call) -> bool:
+        """Whether torch itself loses what is written: through a conj or neg bit, where nothing is returned."""
+        if self.subject.binding.schema.returns:
+            return False
+        written = zip(call.plans, self.subject.written(call), strict=True)
+        return any(may and (plan.conj or plan.neg) for plan, may in written)
+
+    def _built(self, call: Call, poison: int) -> tuple[tuple[Any, ...], dict[str, Any], list[Guarded]]:
+        """The arguments of a call, and the memory around their tensors."""
+        if call.shared:
+            tensors, row = SharedStorage(call.plans).build_guarded(self.device, guard=_GUARD, poison=poison ^ 0xFF)
+            return *call.fill(tensors, self.device), [row]
+        built = [plan.build_guarded(self.device, guard=_GUARD, poison=poison ^ 0xFF) for plan in call.plans]
+        return *call.fill((each.tensor for each in built), self.device), built
+
+    def _expected(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], poison: int
+    ) -> tuple[Any, list[Guarded]]:
+        """The reference's result, and the inputs that it wrote into, which are copies."""
+        if not self.subject.writes:
+            return self.expected(args, kwargs), []
+        args, kwargs, built = self._built(call, poison)
         try:
-            return self.subject.expect(args, kwargs)
+            return self.subject.expect(args, kwargs), built
         except Exception as error:
             raise Refused(str(error)) from error
 
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The operator's result; of one that writes into inputs also what it wrote, into copies of them."""
+        return self._outcome(self.subject.run, args, kwargs)
+
+    def _outcome(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if not self.subject.writes:
+            return function(args, kwargs)
+        with torch.no_grad():
+            copies = {id(each): _moved(each) for each in self.subject.written_tensors(args, kwargs)}
+        args, kwargs = pytree.tree_map(lambda leaf: copies.get(id(leaf), leaf), (args, kwargs))
+        return function(args, kwargs), list(copies.values())
+
     def expected(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The reference's result, in memory of its own.
+        """What `run` should give, by the reference, in memory of its own.
 
         Raises:
             Refused: it raises.
         """
         try:
-            expected = self.subject.expect(args, kwargs)
+            expected = self._outcome(self.subject.expect, args, kwargs)
         except Exception as error:
             raise Refused(str(error)) from error
         shared = {each.untyped_storage().data_ptr() for each in tensors_in((args, kwargs))}
         return pytree.tree_map(
             lambda leaf: (
-                leaf.detach().clone()
-                if isinstance(leaf, torch.Tensor) and leaf.untyped_storage().data_ptr() in shared
-                else leaf
+                _moved(leaf) if isinstance(leaf, torch.Tensor) and leaf.untyped_storage().data_ptr() in shared else leaf
             ),
             expected,
         )
@@ -303,46 +343,71 @@ class Bench:
                     wrong += "; the cells that differ hold what memory held before"
                 yield Finding(check, which + wrong)
 
-    def _untouched(
-        self, built: Sequence[Any], before: Sequence[torch.Tensor], versions: Sequence[int | None]
+    def _written(
+        self, built: Sequence[Guarded], theirs: Sequence[Guarded], written: Sequence[bool]
     ) -> Iterator[Finding]:
-        if self.subject.aliases:
-            return
-        for each, old, version in zip(built, before, versions, strict=True):
-            if not torch.equal(each.base, old):
-                at = int((each.base != old).to(torch.uint8).argmax())
+        """What is wrong with the inputs that are written into."""
+        for index, (mine, right, may) in enumerate(zip(built, theirs, written, strict=False)):
+            if not may:
+                continue
+            if different := next(metadata(mine.tensor, right.tensor), None):
+                yield Finding(different[0], f"input {index} after the call: {different[1]}")
+            elif text := self.compare(mine.tensor, right.tensor):
+                yield Finding("values", f"input {index} after the call: {text}")
+
+    def _untouched(
+        self,
+        built: Sequence[Guarded],
+        before: Sequence[torch.Tensor],
+        versions: Sequence[int | None],
+        written: Sequence[bool],
+    ) -> Iterator[Finding]:
+        for each, old, version, may in zip(built, before, versions, written, strict=False):
+            if not same_bytes(each.base, old):
+                changed = each.base != old
+                if may:
+                    changed &= ~_cells(each)
+                    if not bool(changed.any()):
+                        continue
+                at = int(changed.to(torch.uint8).argmax())
                 if at < each.start:
                     yield Finding("bounds", f"wrote {each.start - at} bytes before its input")
                 elif at >= each.stop:
                     yield Finding("bounds", f"wrote {at - each.stop} bytes behind its input")
-                elif _in_cells(each, at):
+                elif bool(_cells(each)[at]):
                     yield Finding("inputs_untouched", f"changed its input, at byte {at - each.start} of the storage")
                 else:
                     yield Finding(
                         "bounds", f"wrote between its input's cells, at byte {at - each.start} of the storage"
                     )
-            elif version is not None and each.tensor._version != version:
+            elif not may and version is not None and each.tensor._version != version:
                 yield Finding("inputs_untouched", "raised its input's version: autograd takes it for changed")
 
-    def _alias(self, actual: Any, inputs: Sequence[torch.Tensor]) -> Iterator[Finding]:
-        if self.subject.aliases:
-            return
-        taken = [(*extent(tensor), "an input") for tensor in inputs if tensor.numel()]
-        for start, stop, _ in self._kept:
-            taken.append((start, stop, "the output of an earlier call"))
-        fresh = []
-        for output in tensors_in(actual):
-            if not output.numel():
-                continue
-            start, stop = extent(output)
-            for low, high, whose in taken:
-                if start < high and low < stop:
-                    yield Finding("alias", f"an output shares memory with {whose}")
-                    break
-            taken.append((start, stop, "another output"))
-            if stop - start <= _KEPT_BYTES:
-                fresh.append((start, stop, output))
-        self._kept = (self._kept + fresh)[-_KEPT:]
+    def _alias(self, args: Any, kwargs: Any, actual: Any) -> Iterator[Finding]:
+        """Which output shares memory with what it mustn't, or has memory of its own where it is an input."""
+        for output, given in self.subject.given_back(args, kwargs, actual):
+            if [each.data_ptr() for each in tensors_in(output)] != [each.data_ptr() for each in tensors_in(given)]:
+                yield Finding("alias", "an output isn't the input that the schema says it is")
+        outputs = [each for each in self.subject.fresh(actual) if each.numel()]
+        taken = [(*extent(each), "another output", True) for each in outputs]
+        taken += [(*extent(each), "an input", False) for each in tensors_in((args, kwargs)) if each.numel()]
+        taken += [(start, stop, "the output of an earlier call", False) for start, stop, _ in self._kept]
+        if text := _sharing(taken):
+            yield Finding("alias", text)
+        kept = ((*extent(each), each) for each in outputs)
+        self._kept = (self._kept + [each for each in kept if each[1] - each[0] <= _KEPT_BYTES])[-_KEPT:]
+
+
+def _sharing(spans: list[tuple[int, int, str, bool]]) -> str | None:
+    """What an output (the last of each tuple says whether it is one) shares memory with."""
+    furthest: dict[bool, tuple[int, str]] = {}  # where what was passed ends, of outputs and of the rest
+    for start, stop, whose, is_output in sorted(spans):
+        for other in (True, False):
+            end, name = furthest.get(other, (0, ""))
+            if start < end and (is_output or other):
+                return f"an output shares memory with {whose if other and not is_output else name}"
+        furthest[is_output] = max(furthest.get(is_output, (0, "")), (stop, whose))
+    return None
 
 
 def name_by_need(call: Call) -> str:
@@ -375,11 +440,6 @@ def strides_differ(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     )
 
 
-def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """The tensors in a structure."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
 def extent(x: torch.Tensor) -> tuple[int, int]:
     """The addresses that a tensor's storage spans."""
     storage = x.untyped_storage()
@@ -410,14 +470,29 @@ def _shows(mine: torch.Tensor, theirs: torch.Tensor, poison: int) -> bool:
     return bool(differ.any()) and bool((got[differ] == poison).all())
 
 
-def _in_cells(guarded: Any, at: int) -> bool:
-    """Whether byte `at` of the base belongs to a cell of the tensor."""
+def _cells(guarded: Guarded) -> torch.Tensor:
+    """Of each byte of the base, whether it belongs to a cell of the tensor."""
     tensor = guarded.tensor
-    mark = torch.zeros(guarded.stop - guarded.start, dtype=torch.uint8, device=tensor.device)
-    bytes_of = mark.as_strided(
+    mark = torch.zeros_like(guarded.base, dtype=torch.bool)
+    mark.as_strided(
         (*tensor.shape, tensor.element_size()),
         (*(stride * tensor.element_size() for stride in tensor.stride()), 1),
-        tensor.storage_offset() * tensor.element_size(),
-    )
-    bytes_of.fill_(1)
-    return bool(mark[at - guarded.start])
+        guarded.start + tensor.storage_offset() * tensor.element_size(),
+    ).fill_(True)
+    return mark
+
+
+def _moved(x: torch.Tensor) -> torch.Tensor:
+    """`x` in a copy of its storage, without a graph."""
+    x = x.detach()
+    if x.layout is not torch.strided:
+        return x.clone()
+    storage = x.untyped_storage().clone()
+    moved = torch.empty(0, dtype=x.dtype, device=x.device).set_(storage, x.storage_offset(), x.shape, x.stride())
+    moved = moved.conj() if x.is_conj() else moved
+    return torch._neg_view(moved) if x.is_neg() else moved
+
+
+def _copied(flat: torch.Tensor) -> torch.Tensor:
+    """A copy of a flat tensor of bytes."""
+    return torch.from_numpy(flat.numpy().copy()) if flat.device.type == "cpu" else flat.clone()

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from .call import Call
+from .call import Call, tensors_in
 from .compare import close
-from .examine import Bench, describe, tensors_in
+from .examine import Bench, describe
 from .plan import TensorPlan
 from .registry import BOTH, stage
 
@@ -54,11 +54,23 @@ def _calls(bench: Bench) -> Iterator[Call]:
                 plans.append(TensorPlan((4, 3), dtype, conj=True))
         for plan in plans:
             yield bench.subject.call(plan)
+        yield from _broadcast(bench.subject.call(TensorPlan((4, 3), dtype)))
 
 
-def _leaves(args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The floating inputs, which want gradients from now on."""
+def _broadcast(call: Call) -> Iterator[Call]:
+    """Calls in which one of several tensors is broadcast to the others, so that its gradient is a sum."""
+    plans = call.plans
+    for at in range(len(plans)) if len(plans) > 1 else ():
+        for shape in ((3,), (4, 1), ()):
+            smaller = TensorPlan(shape, plans[at].dtype, seed=plans[at].seed)
+            yield call.replace((*plans[:at], smaller, *plans[at + 1 :]))
+
+
+def _leaves(args: Any, kwargs: Any, only: int | None = None) -> list[torch.Tensor]:
+    """The floating inputs, or `only` one of them, which want gradients from now on."""
     found = [each for each in tensors_in((args, kwargs)) if each.dtype.is_floating_point or each.dtype.is_complex]
+    if only is not None:
+        found = found[only : only + 1]
     for each in found:
         each.requires_grad_()
     return found
@@ -114,24 +126,21 @@ def gradients(bench: Bench, start: int) -> None:
     subject = bench.subject
     if subject.writes or not (_floating(bench) or bench.settings.given_calls):
         return
-    for index, call in enumerate(_calls(bench)):
-        if index < start:
-            continue
-        bench.index = index
-        bench.about_to(call)
-        text = _first_order(bench, call)
-        if text:
-            bench.violate("grad", text, call)
-            return
+    for call in bench.each(_calls(bench), start):
+        several = len(_leaves(*call.build("meta")))
+        for only in (None, *range(several if several > 1 else 0)):
+            if text := _first_order(bench, call, only):
+                bench.violate("grad", text if only is None else f"{text}; no other input requires grad", call)
+                return
     bench.index = 1 << 20
     if start <= bench.index:
         _side_conditions(bench)
 
 
-def _first_order(bench: Bench, call: Call) -> str | None:
+def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
     subject = bench.subject
     args, kwargs = call.build(bench.device)
-    theirs = _leaves(args, kwargs)
+    theirs = _leaves(args, kwargs, only)
     if not theirs:
         return None
     try:
@@ -139,13 +148,13 @@ def _first_order(bench: Bench, call: Call) -> str | None:
     except Exception:
         return None
     args, kwargs = call.build(bench.device)
-    mine = _leaves(args, kwargs)
+    mine = _leaves(args, kwargs, only)
     try:
         outputs = subject.run(args, kwargs)
     except Exception as error:
         return f"raised {describe(error)} for inputs that require grad"
     if not wanted:
-        return _numerically(bench, call)
+        return _numerically(bench, call) if only is None else None
     got = _differentiable(outputs)
     if len(got) != len(wanted):
         return f"{len(wanted)} outputs of the reference require grad, {len(got)} of the operator's"
@@ -155,7 +164,7 @@ def _first_order(bench: Bench, call: Call) -> str | None:
                 return None  # told elsewhere
             if text := bench.compare(output, right):
                 bench.violate("values", f"{text}; the input requires grad", call)
-    for kind in _KINDS if bench.full else _KINDS[:6]:
+    for kind in _KINDS[:1] if only is not None else _KINDS if bench.full else _KINDS[:6]:
         incoming = [_incoming(each, kind) for each in wanted]
         before = [each.clone() for each in incoming]
         with warnings.catch_warnings(record=True) as caught:
@@ -200,7 +209,10 @@ def _numerically(bench: Bench, call: Call) -> str | None:
         or sum(map(torch.numel, leaves)) > 100
     ):
         return None
-    if not _differentiable(bench.subject.run(args, kwargs)):
+    outputs = tensors_in(bench.subject.run(args, kwargs))
+    if not any(each.dtype.is_floating_point or each.dtype.is_complex for each in outputs):
+        return None
+    if not _differentiable(outputs):
         return "the output doesn't require grad though an input does"
     try:
         torch.autograd.gradcheck(lambda *_: tuple(_differentiable(bench.subject.run(args, kwargs))), leaves)
@@ -249,8 +261,8 @@ def _side_conditions(bench: Bench) -> None:
             bench.violate("grad", "an output requires grad though no input does", call)
             return
         _leaves(args, kwargs)
-        with torch.no_grad():
-            if any(each.requires_grad for each in tensors_in(subject.run(args, kwargs))):
+        with torch.no_grad():  # a view of a leaf does there
+            if len(_differentiable(subject.run(args, kwargs))) > len(_differentiable(subject.expect(args, kwargs))):
                 bench.violate("grad", "an output requires grad under torch.no_grad()", call)
                 return
         if not bench.full:
@@ -262,11 +274,7 @@ def second_order(bench: Bench, start: int) -> None:
     """Derivatives of derivatives, with respect to the inputs and to the gradient that comes in."""
     if bench.subject.writes:
         return
-    for index, call in enumerate(_calls(bench)):
-        if index < start or call.plans[0].numel > 5000:
-            continue
-        bench.index = index
-        bench.about_to(call)
+    for call in bench.each((each for each in _calls(bench) if all(plan.numel <= 5000 for plan in each.plans)), start):
 
         def twice(function: Callable[..., Any], call: Call = call) -> Any:
             args, kwargs = call.build(bench.device)
@@ -312,11 +320,7 @@ def forward_mode(bench: Bench, start: int) -> None:
     if bench.subject.writes:
         return
     noted = False
-    for index, call in enumerate(_calls(bench)):
-        if index < start:
-            continue
-        bench.index = index
-        bench.about_to(call)
+    for call in bench.each(_calls(bench), start):
 
         def tangents(function: Callable[..., Any], kind: str, call: Call = call) -> list[torch.Tensor | None]:
             args, kwargs = call.build(bench.device)
@@ -364,28 +368,32 @@ def transforms(bench: Bench, start: int) -> None:
     subject = bench.subject
     if subject.writes:
         return
-    dtype = next(iter(_floating(bench)), None)
-    if dtype is None or bench.settings.given_calls is not None:
-        return
-    if dtype.is_complex:
-        return
-    call = subject.call(TensorPlan((2, 3), dtype))
-    args, kwargs = call.build(bench.device)
-    leading = [index for index, each in enumerate(args) if isinstance(each, torch.Tensor)]
-    if not leading or not args[leading[0]].dtype.is_floating_point:
-        return
-    place, x = leading[0], args[leading[0]]
+    dtype = next((each for each in _floating(bench) if not each.is_complex), None)
+    given = bench.settings.given_calls
+    calls = list(given) if given is not None else [subject.call(TensorPlan((2, 3), dtype))] if dtype is not None else []
+    for call in calls:
+        for place, plan in enumerate(call.plans):
+            if plan.dtype.is_floating_point and plan.numel <= 100 and not _transformed(bench, call, place):
+                return
+
+
+def _transformed(bench: Bench, call: Call, place: int) -> bool:
+    """Whether every transform with respect to one tensor of a call gives what the reference gives."""
+    subject = bench.subject
+    op, reference = subject.of_tensors(call)
+    tensors = [plan.build(bench.device) for plan in call.plans]
+    x = tensors[place]
     tangent = _incoming(x, "permuted")
 
     def squared(function: Callable[..., Any]) -> Callable[[torch.Tensor], torch.Tensor]:
         def total(t: torch.Tensor) -> torch.Tensor:
-            outputs = tensors_in(function((*args[:place], t, *args[place + 1 :]), kwargs))
+            outputs = tensors_in(function(*tensors[:place], t, *tensors[place + 1 :]))
             return sum((each * each).sum() for each in outputs if each.dtype.is_floating_point)  # type: ignore[return-value]
 
         return total
 
     def plainly(function: Callable[..., Any]) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda t: tensors_in(function((*args[:place], t, *args[place + 1 :]), kwargs))[0]
+        return lambda t: tensors_in(function(*tensors[:place], t, *tensors[place + 1 :]))[0]
 
     forward = ("jvp", "jacfwd", "hessian")
     func = torch.func
@@ -398,19 +406,19 @@ def transforms(bench: Bench, start: int) -> None:
         "jacrev": lambda f: func.jacrev(plainly(f))(x),
         "jacfwd": lambda f: func.jacfwd(plainly(f))(x),
         "hessian": lambda f: func.hessian(squared(f))(x),
-        "vmap(grad)": lambda f: func.vmap(func.grad(squared(f)), in_dims=1)(x),
+        **({"vmap(grad)": lambda f: func.vmap(func.grad(squared(f)), in_dims=1)(x)} if x.dim() > 1 else {}),
         "grad(grad)": lambda f: func.grad(lambda t: func.grad(squared(f))(t).sin().sum())(x),
     }
     if not bench.full:
-        looks = {name: looks[name] for name in ("grad", "jvp", "vmap(grad)")}
+        looks = {name: look for name, look in looks.items() if name in ("grad", "jvp", "vmap(grad)")}
     for name, look in looks.items():
         bench.about_to(call, 20.0)
         try:
-            expected = look(subject.expect)
+            expected = look(reference)
         except Exception:
             continue
         try:
-            found = look(subject.run)
+            found = look(op)
         except Exception as error:
             bench.tell(f"{name}: refused by torch: {describe(error)[:160]}")
             continue
@@ -419,71 +427,75 @@ def transforms(bench: Bench, start: int) -> None:
                 bench.tell(f"{name}: torch has no forward mode for gradients registered from Python; it gives zeros")
                 continue
             bench.violate("func", text, call)
-            return
+            return False
+    return True
 
 
 @stage("vmap")
 def batched(bench: Bench, start: int) -> None:
-    """torch.vmap over every dimension, and nested."""
+    """torch.vmap over every dimension, of some of the tensors, and nested."""
     subject = bench.subject
-    if subject.writes or bench.settings.given_calls is not None:
+    if subject.writes:
         return
-    dtypes = [d for d in (torch.float32, torch.int64, torch.bfloat16) if d in bench.settings.dtypes][
-        : 3 if bench.full else 1
-    ]
-    for dtype in dtypes or [bench.settings.dtypes[0]]:
-        for plan in (
+    for call in bench.each(_to_batch(bench), start, 20.0):
+        op, reference = subject.of_tensors(call)
+        tensors = [plan.build(bench.device) for plan in call.plans]
+        for dims in _dims([len(plan.shape) for plan in call.plans]):
+            bench.about_to(call, 20.0)
+
+            def mapped(function: Callable[..., Any], dims: Any = dims, tensors: Any = tensors) -> Any:
+                for of_level in dims:
+                    function = torch.vmap(function, in_dims=of_level)
+                return function(*tensors)
+
+            try:
+                expected = tensors_in(mapped(reference))
+            except Exception:
+                continue
+            try:
+                found = tensors_in(mapped(op))
+            except Exception as error:
+                bench.tell(f"refused by torch: {describe(error)[:160]}")
+                return
+            for mine, theirs in zip(found, expected, strict=True):
+                if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+                    text: str | None = f"expected {tuple(theirs.shape)}, got {tuple(mine.shape)}"
+                else:
+                    text = bench.compare(mine, theirs)
+                if text:
+                    shown = dims[0] if len(dims) == 1 else f"{dims[0]} within {dims[1]}"
+                    bench.violate("vmap", f"in_dims={shown}: {text}", call)
+                    return
+
+
+def _to_batch(bench: Bench) -> Iterator[Call]:
+    if bench.settings.given_calls is not None:
+        yield from bench.settings.given_calls
+        return
+    allowed = bench.settings.dtypes
+    dtypes = [d for d in (torch.float32, torch.int64, torch.bfloat16) if d in allowed][: 3 if bench.full else 1]
+    for dtype in dtypes or [allowed[0]]:
+        plans = [
             TensorPlan((3, 4, 5), dtype),
             TensorPlan((3, 4, 5), dtype, permutation=(2, 0, 1)),
             TensorPlan((3, 4, 5), dtype, expand=(0,)),
             TensorPlan((1, 2, 3), dtype),
-            *(
-                (
-                    TensorPlan((3, 4, 5), dtype, step=(2, 1, 2)),
-                    TensorPlan((2, 3, 4, 5), dtype),
-                    TensorPlan((4, 2), dtype),
-                )
-                if bench.full
-                else ()
-            ),
-        ):
-            call = subject.call(plan)
-            args, kwargs = call.build(bench.device)
-            if not all(isinstance(each, torch.Tensor) for each in args) or (kwargs and tensors_in(kwargs)):
-                return
-            rank = len(plan.shape)
-            for dims in (0, 1, -1, (0, 0), (1, 0)):
-                nested = isinstance(dims, tuple)
-                if rank < (3 if nested else 2):
-                    continue
-                bench.about_to(call, 20.0)
+        ]
+        if bench.full:
+            plans += [
+                TensorPlan((3, 4, 5), dtype, step=(2, 1, 2)),
+                TensorPlan((2, 3, 4, 5), dtype),
+                TensorPlan((4, 2), dtype),
+            ]
+        for plan in plans:
+            yield bench.subject.call(plan)
 
-                def mapped(
-                    function: Callable[..., Any], dims: Any = dims, args: Any = args, kwargs: Any = kwargs
-                ) -> Any:
-                    def inner(*given: Any) -> Any:
-                        return function(given, kwargs)
 
-                    if not isinstance(dims, tuple):
-                        return torch.vmap(inner, in_dims=dims)(*args)
-                    return torch.vmap(torch.vmap(inner, in_dims=dims[1]), in_dims=dims[0])(*args)
-
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of the slow fallback
-                    try:
-                        expected = tensors_in(mapped(subject.expect))
-                    except Exception:
-                        continue
-                    try:
-                        found = tensors_in(mapped(subject.run))
-                    except Exception as error:
-                        bench.tell(f"refused by torch: {describe(error)[:160]}")
-                        return
-                for mine, theirs in zip(found, expected, strict=True):
-                    if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
-                        text: str | None = f"expected {tuple(theirs.shape)}, got {tuple(mine.shape)}"
-                    else:
-                        text = bench.compare(mine, theirs)
-                    if text:
-                        bench.violate("vmap", f"in_dims={dims}: {text}", call)
-                        return
+def _dims(ranks: list[int]) -> Iterator[tuple[Any, ...]]:
+    """``in_dims`` of torch.vmap, the innermost first: over all tensors of these ranks, or over one of several."""
+    least = min(ranks, default=0)
+    yield from ((dim,) for dim in (0, 1, -1) if least > 1)
+    yield from ((inner, outer) for outer, inner in ((0, 0), (1, 0)) if least > 2)
+    for at, rank in enumerate(ranks) if len(ranks) > 1 else ():
+        for dim in range(min(rank, 2)):
+            yield (tuple(dim if index == at else None for index in range(len(ranks))),)

@@ -51,6 +51,11 @@ class Blackboard:
         self._memory[_HEADER.size : _HEADER.size + len(text)] = text
         self._memory[: _HEADER.size] = _HEADER.pack(self._beats, limit or self.limit, len(text))
 
+    def allow(self, limit: float) -> None:
+        """Gives what was noted last `limit` seconds from now on."""
+        self._beats += 1
+        self._memory[: _HEADER.size] = _HEADER.pack(self._beats, limit, _HEADER.unpack(self._memory[: _HEADER.size])[2])
+
     def beat(self) -> tuple[int, float]:
         """The count of notes so far, and the limit of the latest."""
         beats, limit, _ = _HEADER.unpack(self._memory[: _HEADER.size])

@@ -81,6 +81,7 @@ class Allocations:
 
 
 _BLOCK = 512  # bytes, to which torch's CUDA allocator rounds
+_TRIES = 30  # of three blocks each, until they are neighbours: as many as there may be gaps between used blocks
 
 
 class DeviceAllocations:
@@ -100,21 +101,28 @@ class DeviceAllocations:
     def active(self, poison: int, sizes: Sequence[int]) -> Iterator[None]:
         """Prepares memory for outputs of these sizes in bytes."""
         self._holes, self._poison = [], poison
+        held: list[torch.Tensor] = []  # blocks that lie elsewhere, which would be given before the hole
         for size in sizes:
-            if not 0 < size <= 1 << 19:  # beyond, blocks come from another pool
-                continue
-            rounded = -(-size // _BLOCK) * _BLOCK
-            before, hole, behind = (
-                torch.full((count,), poison, dtype=torch.uint8, device=self._device)
-                for count in (_BLOCK, rounded, _BLOCK)
-            )
-            if before.data_ptr() + _BLOCK == hole.data_ptr() == behind.data_ptr() - rounded:
-                self._holes.append((hole.data_ptr(), size, before, behind))
-            del hole
+            if 0 < size <= 1 << 19:  # beyond, blocks come from another pool
+                self._make_hole(size, held)
         made = self._made()
         yield
         # With memory for other things in between, the hole may have held one of them.
         self._alone = self._made() - made == len(sizes)
+
+    def _make_hole(self, size: int, held: list[torch.Tensor]) -> None:
+        """Frees a block between two others, once the allocator gives three in a row."""
+        rounded = -(-size // _BLOCK) * _BLOCK
+        for _ in range(_TRIES):
+            before, hole, behind = blocks = [
+                torch.empty(count, dtype=torch.uint8, device=self._device) for count in (_BLOCK, rounded, _BLOCK)
+            ]
+            if before.data_ptr() + _BLOCK == hole.data_ptr() == behind.data_ptr() - rounded:
+                for each in blocks:
+                    each.fill_(self._poison)
+                self._holes.append((hole.data_ptr(), size, before, behind))
+                return
+            held += blocks
 
     def _made(self) -> int:
         return torch.cuda.memory_stats(self._device).get("allocation.all.allocated", 0)

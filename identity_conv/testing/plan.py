@@ -191,6 +191,11 @@ class TensorPlan:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))  # hypothesis and IPython would name every field of a dataclass
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What is at its default, or worked out, needn't be pickled with each of thousands of calls.
+        fields = dataclasses.fields(self)
+        return {each.name: value for each in fields if (value := getattr(self, each.name)) != each.default}
+
     @functools.cached_property
     def _order(self) -> tuple[int, ...]:
         """Dimensions in the order of memory, outermost first."""
@@ -422,8 +427,14 @@ class SharedStorage:
 
     def build(self, device: torch.device | str = "cpu") -> tuple[torch.Tensor, ...]:
         """The tensors, on `device`."""
-        storage = self.row.build(device).untyped_storage()
-        return tuple(plan._view(storage) for plan in self.plans)
+        return self.build_guarded(device, guard=0)[0]
+
+    def build_guarded(
+        self, device: torch.device | str = "cpu", *, guard: int = 256, poison: int = 0xFF
+    ) -> tuple[tuple[torch.Tensor, ...], Guarded]:
+        """The tensors, and their storage as `TensorPlan.build_guarded` makes it of `row`."""
+        row = self.row.build_guarded(device, guard=guard, poison=poison)
+        return tuple(plan._view(row.tensor.untyped_storage()) for plan in self.plans), row
 
 
 @functools.cache

@@ -71,7 +71,7 @@ def schema_of(op: Operator) -> torch.FunctionSchema:
         raise ValueError(f"op must be an operator, its name, or a function, got {op!r}")
     name = f"python::{getattr(op, '__name__', type(op).__name__).strip('<>')}"
     try:
-        return torch._C.parse_schema(name + torch.library.infer_schema(op, mutates_args="unknown"))
+        return torch._C.parse_schema(name + torch.library.infer_schema(op, mutates_args=()))
     except (ValueError, TypeError, AttributeError):
         parameters = _parameters(op)
     if parameters is None:
@@ -102,6 +102,24 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
         return list(inspect.signature(function).parameters.values())
     except (ValueError, TypeError):
         return None
+
+
+def required(function: Callable[..., Any]) -> int:
+    """How many positional arguments a function requires, 0 where that can't be read."""
+    parameters = _parameters(function) or []
+    return sum(p.default is p.empty and p.kind in (_EITHER, _POSITIONAL) for p in parameters)
+
+
+def of_tensors(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """A function with a signature that can be read: it takes `count` Tensors."""
+
+    def called(*tensors: torch.Tensor) -> Any:
+        return function(*tensors)
+
+    names = ["input", *(f"other{index}" for index in range(1, count))]
+    called.__name__ = getattr(function, "__name__", "function")
+    called.__signature__ = inspect.Signature([inspect.Parameter(name, _POSITIONAL) for name in names])  # type: ignore[attr-defined]
+    return called
 
 
 @dataclasses.dataclass(frozen=True)

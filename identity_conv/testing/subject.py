@@ -9,14 +9,15 @@ import functools
 import importlib
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from . import draws, schema
-from .call import Call
+from .call import Call, plans_in, tensors_in
 from .plan import TensorPlan
 
 _REGISTERED = (str, torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._library.custom_ops.CustomOpDef)
@@ -30,9 +31,12 @@ class Supplier:
         self.given = given
         self._value = given
         if type(given).__module__.startswith("hypothesis"):
-            from hypothesis import find
+            from hypothesis import errors, find
 
-            self._value = find(given, lambda _: True)
+            try:
+                self._value = find(given, lambda _: True)
+            except errors.Unsatisfiable:
+                raise ValueError(f"inputs: there is nothing that {given!r} draws") from None
 
     def __call__(self) -> Any:
         return self._value
@@ -73,8 +77,27 @@ class Subject:
         return self.op(*args, **kwargs)
 
     def expect(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The reference's result."""
-        return self.reference(*args, **kwargs)
+        """The reference's result, nothing where the schema has none."""
+        result = self.reference(*args, **kwargs)
+        return result if self.overload is None or self.binding.schema.returns else None
+
+    def of_tensors(self, call: Call) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The operator and the reference as functions of a call's tensors alone."""
+        args, kwargs = call.args, dict(call.kwargs)
+
+        def with_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+            def called(*tensors: torch.Tensor) -> Any:
+                rest = iter(tensors)
+                filled = pytree.tree_map(
+                    lambda leaf: next(rest) if isinstance(leaf, TensorPlan) else leaf,
+                    (args, kwargs),
+                    is_leaf=lambda leaf: isinstance(leaf, TensorPlan),
+                )
+                return function(*filled[0], **filled[1])
+
+            return called
+
+        return with_tensors(self.op), with_tensors(self.reference)
 
     def call(self, plan: TensorPlan) -> Call:
         """The call with `plan` for every Tensor that must be given, and the dullest values that serve for the rest."""
@@ -110,15 +133,81 @@ class Subject:
             return source
         return Dull
 
+    def varied(self, plan: TensorPlan, seed: int) -> Call:
+        """As `call`, with whatever isn't a Tensor drawn by type, and optional Tensors there or not."""
+        return self._call(plan, draws.RandomSource(seed))
+
     @property
+    def varies(self) -> bool:
+        """Whether calls may differ in more than their Tensors."""
+        drawn = (each for each in self.binding.arguments if each.name not in self.given)
+        return any(each.real_type.kind() != "TensorType" for each in drawn)
+
+    @functools.cached_property
     def writes(self) -> bool:
-        """Whether the schema lets it write into an input."""
+        """Whether the schema lets it write into an input; of a function, which has none, whether its reference does."""
+        if self.overload is None:
+            return self.reference_writes
         return any(each.alias_info is not None and each.alias_info.is_write for each in self.binding.schema.arguments)
+
+    @functools.cached_property
+    def reference_writes(self) -> bool:
+        """Whether the reference changes its inputs."""
+        args, kwargs = self.call(TensorPlan((3,))).build()
+        tensors = tensors_in((args, kwargs))
+        before = [each._version for each in tensors]
+        try:
+            with torch.no_grad():
+                self.expect(args, kwargs)
+        except Exception:
+            return False
+        return before != [each._version for each in tensors]
+
+    def written(self, call: Call) -> list[bool]:
+        """Of each plan of a call, whether its tensor may be written into."""
+        return [may for value, may in self._writable(call.args, call.kwargs) for _ in plans_in(value)]
+
+    def written_tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The tensors among arguments that may be written into."""
+        return [each for value, may in self._writable(args, kwargs) if may for each in tensors_in(value)]
+
+    def _writable(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
+        for argument, value in self._arguments(args, kwargs):
+            info = argument.alias_info if argument is not None else None
+            yield value, self.writes if self.overload is None else info is not None and info.is_write
+
+    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+        """Each argument that is given, with its value."""
+        arguments = self.binding.schema.arguments
+        by_name = {each.name: each for each in arguments}
+        return [*zip(arguments, args, strict=False), *((by_name.get(name), value) for name, value in kwargs.items())]
 
     @property
     def aliases(self) -> bool:
         """Whether the schema lets an output share memory with an input."""
-        return any(each.alias_info is not None for each in self.binding.schema.arguments)
+        return self.writes or any(each.alias_info is not None for each in self.binding.schema.arguments)
+
+    def fresh(self, outputs: Any) -> list[torch.Tensor]:
+        """The outputs that must have memory of their own."""
+        returns = self.binding.schema.returns
+        if len(returns) < 2 or not isinstance(outputs, tuple | list) or len(outputs) != len(returns):
+            return [] if self.aliases else tensors_in(outputs)
+        shared = [each.alias_info is not None for each in returns]
+        return tensors_in([each for each, shares in zip(outputs, shared, strict=True) if not shares])
+
+    def given_back(self, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> list[tuple[Any, Any]]:
+        """The outputs that the schema says are an input that was written into, each with that input."""
+        written = {
+            frozenset(argument.alias_info.before_set): value
+            for argument, value in self._arguments(args, kwargs)
+            if argument is not None and argument.alias_info is not None and argument.alias_info.is_write
+        }
+        returns = self.binding.schema.returns
+        return [
+            (output, written[frozenset(each.alias_info.before_set)])
+            for each, output in zip(returns, outputs if len(returns) > 1 else [outputs], strict=False)
+            if each.alias_info is not None and frozenset(each.alias_info.before_set) in written
+        ]
 
     @property
     def qualified(self) -> str | None:
@@ -214,17 +303,9 @@ def _bind(op: Any, reference: Any) -> schema.Binding:
     except ValueError:
         if not callable(op):
             raise
-        # A builtin whose signature can't be read: one tensor, as most have.
-        op = _unary(op)
+        # A builtin whose signature can't be read: it takes the tensors that the reference takes, or one.
+        return schema.bind(schema.of_tensors(op, schema.required(reference) or 1), reference)
     return schema.bind(op, reference)
-
-
-def _unary(function: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    def unary(input: torch.Tensor) -> torch.Tensor:
-        return function(input)
-
-    unary.__name__ = getattr(function, "__name__", "function")
-    return unary
 
 
 def _entry_of(function: Any) -> Any:

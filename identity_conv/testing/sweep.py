@@ -56,7 +56,8 @@ def modes(dtypes: Sequence[torch.dtype]) -> Iterator[TensorPlan]:
 
 def layouts(dtypes: Sequence[torch.dtype], *, full: bool) -> Iterator[TensorPlan]:
     """Every kind of layout and of two kinds together, in each width of element."""
-    for dtype in dtypes:
+    shared = min(3, len(dtypes))
+    for turn, dtype in enumerate(dtypes):
         for shape in (
             (13,),
             (8, 16),
@@ -69,7 +70,9 @@ def layouts(dtypes: Sequence[torch.dtype], *, full: bool) -> Iterator[TensorPlan
             for fields in singles:
                 yield from _plan(shape, dtype, fields)
             pairs = itertools.combinations(singles, 2)
-            for first, second in pairs if full else itertools.islice(pairs, 0, None, 7):
+            # At full the dtypes share them, each in one at least.
+            first_pair, every = (turn % shared, shared) if full else (0, 7)
+            for first, second in itertools.islice(pairs, first_pair, None, every):
                 if not first.keys() & second.keys():
                     yield from _plan(shape, dtype, {**first, **second})
         for shape in ((1, 5), (5, 1), (1, 4, 1), (1, 1), (2, 1, 3), (1,), (1, 3, 1, 2)):
@@ -165,6 +168,10 @@ def large(dtypes: Sequence[torch.dtype]) -> Iterator[TensorPlan]:
             ((4, 30, 66, 20), {"memory_format": torch.channels_last, "padding": (0, 0, 0, 3)}),
             ((4, 30, 66, 20), {"permutation": (3, 1, 0, 2)}),
             ((3, 5, 7, 40, 40), {"step": (1, 2, 1, 1, 2)}),
+            # Over a million elements.
+            ((1031, 1025), {}),
+            ((1031, 1025), {"permutation": (1, 0)}),
+            ((1031, 1025), {"padding": (0, 1)}),
         ):
             yield from _plan(shape, dtype, fields)
 
@@ -233,6 +240,49 @@ def sizes(dtypes: Sequence[torch.dtype], *, full: bool) -> Iterator[TensorPlan]:
                 yield from _plan(shape, dtype, {"permutation": tuple(reversed(range(len(shape))))})
     if full:
         yield TensorPlan(((1 << 24) + 5,), torch.uint8 if torch.uint8 in dtypes else dtypes[0])
+
+
+def several(count: int, dtype: torch.dtype, *, full: bool) -> Iterator[tuple[TensorPlan, ...]]:
+    """Several tensors that differ: in layout, and in shape so far as they broadcast."""
+    if count < 2:
+        return
+    fields: tuple[dict[str, Any], ...] = (
+        {}, {"permutation": (1, 0)}, {"offset": 1}, {"padding": (0, 3)}, {"step": (1, 2)}, {"expand": (0,)},
+        {"expand": (1,)}, {"windows": 1}, {"padding": (1, 0), "offset": 3},
+    )  # fmt: skip
+    larger = ((70, 1001),) if full else ()
+
+    def with_one(at: int, one: TensorPlan, shape: tuple[int, ...]) -> tuple[TensorPlan, ...]:
+        return tuple(one if index == at else TensorPlan(shape, dtype, seed=index + 1) for index in range(count))
+
+    for at in range(count):
+        for shape in ((4, 6), *larger):
+            for each in fields[1:]:
+                yield with_one(at, TensorPlan(shape, dtype, **each), shape)
+            rows, columns = shape
+            for smaller in ((1, columns), (rows, 1), (columns,), (1,), (), (1, 1)):
+                yield with_one(at, TensorPlan(smaller, dtype), shape)
+        yield with_one(at, TensorPlan((3, 4, 6), dtype), (4, 6))
+        yield with_one(at, TensorPlan((1, 6), dtype), (0, 6))
+        yield with_one(at, TensorPlan((0,), dtype), (4, 1))
+    for turn in range(1, len(fields)):
+        yield tuple(
+            TensorPlan((4, 6), dtype, seed=index, **fields[(turn + 3 * index) % len(fields)]) for index in range(count)
+        )
+
+
+def places(count: int, dtype: torch.dtype) -> Iterator[tuple[TensorPlan, ...]]:
+    """Tensors in one storage: the same, one behind the other, transposed, partly over each other."""
+    same = TensorPlan((4, 4), dtype)
+    for other in (
+        same,
+        TensorPlan((4, 4), dtype, permutation=(1, 0)),
+        TensorPlan((4, 4), dtype, offset=16),
+        TensorPlan((4, 4), dtype, offset=1),
+        TensorPlan((4, 4), dtype, expand=(0,)),
+    ):
+        yield (same, *[other] * (count - 1))
+        yield (*[other] * (count - 1), same)
 
 
 def grids(dtypes: Sequence[torch.dtype]) -> Iterator[TensorPlan]:

@@ -17,8 +17,9 @@ import torch._subclasses.schema_check_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from .call import Call
-from .examine import Bench, describe, metadata, tensors_in
+from .call import Call, tensors_in
+from .eager import difference
+from .examine import Bench, describe, metadata
 from .plan import TensorPlan
 from .registry import stage
 
@@ -69,11 +70,7 @@ def fakes(bench: Bench, start: int) -> None:
     subject = bench.subject
     if subject.writes:
         return
-    for index, call in enumerate(_calls(bench)):
-        if index < start:
-            continue
-        bench.index = index
-        bench.about_to(call)
+    for number, call in enumerate(bench.each(_calls(bench), start)):
         args, kwargs = call.build(bench.device)
         try:
             bench.expected(args, kwargs)
@@ -86,7 +83,7 @@ def fakes(bench: Bench, start: int) -> None:
             given: list[torch.Tensor] = [mode.from_tensor(each) for each in tensors_in((args, kwargs))]
             device = torch.device(bench.device)
             if elsewhere:
-                if bench.device != "cpu" or bench.index > 8:
+                if bench.device != "cpu" or number > 8:
                     continue
                 # A fake of another device: what is fixed to one shows.
                 device = torch.device("meta")
@@ -135,19 +132,9 @@ def _filled(args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> tuple[An
 def symbolic(bench: Bench, start: int) -> None:
     """Fakes with symbolic sizes: what comes out depends on them, and says nothing of their value."""
     subject = bench.subject
-    if subject.writes or bench.settings.given_calls is not None:
+    if subject.writes:
         return
-    dtype = next((each for each in (torch.float32,) if each in bench.settings.dtypes), bench.settings.dtypes[0])
-    for plan in (
-        TensorPlan((7,), dtype),
-        TensorPlan((7, 11), dtype),
-        TensorPlan((7, 11), dtype, permutation=(1, 0)),
-        TensorPlan((5, 7, 11), dtype),
-        TensorPlan((5, 3, 7, 11), dtype),
-        TensorPlan((8, 16), dtype),
-    ):
-        call = subject.call(plan)
-        bench.about_to(call, 30.0)
+    for call in bench.each(_of_distinct_sizes(bench), start, 30.0):
         args, kwargs = call.build(bench.device)
         try:
             expected = _symbolic(subject.expect, args, kwargs)
@@ -175,6 +162,24 @@ def symbolic(bench: Bench, start: int) -> None:
         if concrete and (not expected or not expected[2]):
             bench.violate("symbolic", f"the fake's sizes don't depend on the input's: {sizes}", call)
             return
+
+
+def _of_distinct_sizes(bench: Bench) -> Iterator[Call]:
+    """Calls whose tensors have another size in each dimension."""
+    if bench.settings.given_calls is not None:
+        yield from bench.settings.given_calls
+        return
+    allowed = bench.settings.dtypes
+    dtype = torch.float32 if torch.float32 in allowed else allowed[0]
+    for plan in (
+        TensorPlan((7,), dtype),
+        TensorPlan((7, 11), dtype),
+        TensorPlan((7, 11), dtype, permutation=(1, 0)),
+        TensorPlan((5, 7, 11), dtype),
+        TensorPlan((5, 3, 7, 11), dtype),
+        TensorPlan((8, 16), dtype),
+    ):
+        yield bench.subject.call(plan)
 
 
 def _symbolic(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[set[str], list[str], bool]:
@@ -255,26 +260,6 @@ def opcheck(bench: Bench, start: int) -> None:
                 return
 
 
-def _wrapped(subject: Any, call: Call) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The operator and the reference as functions of the call's tensors alone."""
-    args, kwargs = call.args, dict(call.kwargs)
-    shape = (args, kwargs)
-
-    def with_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*tensors: torch.Tensor) -> Any:
-            rest = iter(tensors)
-            filled = torch.utils._pytree.tree_map(
-                lambda leaf: next(rest) if isinstance(leaf, TensorPlan) else leaf,
-                shape,
-                is_leaf=lambda leaf: isinstance(leaf, TensorPlan),
-            )
-            return function(*filled[0], **filled[1])
-
-        return called
-
-    return with_tensors(subject.op), with_tensors(subject.reference)
-
-
 @stage("compile", quick=False)
 def compiled(bench: Bench, start: int) -> None:
     """torch.compile, traced whole: values and gradients, with static and with dynamic sizes."""
@@ -286,67 +271,64 @@ def compiled(bench: Bench, start: int) -> None:
         (each for each in (torch.float32, torch.float64) if each in bench.settings.dtypes), bench.settings.dtypes[0]
     )
     floating = dtype.is_floating_point
+    runs: list[tuple[str, bool | None, list[Call]]]
     if bench.settings.given_calls is not None:
-        groups = [[call] for call in bench.settings.given_calls[:2]]
+        calls = bench.settings.given_calls[:2]
+        runs = [(backend, None, [call]) for backend in ("aot_eager", "inductor") for call in calls]
     else:
-        groups = [
-            [
-                subject.call(TensorPlan(shape, dtype, seed=index))
-                for index, shape in enumerate(((5, 7), (6, 7), (5, 9)))
-            ],
-            [
-                subject.call(TensorPlan((4, 6), dtype, permutation=(1, 0))),
-                subject.call(TensorPlan((4, 6), dtype, padding=(0, 3))),
-            ],
-            [subject.call(TensorPlan((2, 3, 4, 5), dtype, memory_format=torch.channels_last))],
+        sizes = [subject.call(TensorPlan(shape, dtype, seed=n)) for n, shape in enumerate(((5, 7), (6, 7), (5, 9)))]
+        permuted = subject.call(TensorPlan((4, 6), dtype, permutation=(1, 0)))
+        padded = subject.call(TensorPlan((4, 6), dtype, padding=(0, 3)))
+        channels_last = subject.call(TensorPlan((2, 3, 4, 5), dtype, memory_format=torch.channels_last))
+        runs = [
+            ("aot_eager", None, sizes),
+            ("aot_eager", False, [permuted, padded]),
+            ("aot_eager", None, [channels_last]),
+            ("inductor", True, sizes[:2]),  # it compiles C++ or Triton, seconds for each graph
+            ("inductor", False, [permuted]),
         ]
-    for backend in ("aot_eager", "inductor"):
-        for dynamic, group in zip((None, False, None), groups, strict=False):
-            if backend == "inductor" and group is groups[-1] and len(groups) > 1:
+    for backend, dynamic, group in runs:
+        function, _ = subject.of_tensors(group[0])
+        torch._dynamo.reset()  # one function's code is traced again and again
+        traced = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
+        for call in group:
+            bench.about_to(call, 120.0)
+            tensors = [plan.build(bench.device) for plan in call.plans]
+            others = [plan.build(bench.device) for plan in call.plans]
+            wants_grad = floating and not bench.settings.skip & {"grad"}
+            if wants_grad:
+                for each in (*tensors, *others):
+                    if each.dtype.is_floating_point:
+                        each.requires_grad_()
+            try:
+                eager = tensors_in(function(*others))
+            except Exception:
                 continue
-            function, _ = _wrapped(subject, group[0])
-            torch._dynamo.reset()  # one function's code is traced again and again
-            traced = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
-            for call in group:
-                bench.about_to(call, 120.0)
-                tensors = [plan.build(bench.device) for plan in call.plans]
-                others = [plan.build(bench.device) for plan in call.plans]
-                wants_grad = floating and not bench.settings.skip & {"grad"}
-                if wants_grad:
-                    for each in (*tensors, *others):
-                        if each.dtype.is_floating_point:
-                            each.requires_grad_()
+            try:
+                found = tensors_in(traced(*tensors))
+            except Exception as error:
+                bench.violate("compile", f"{backend}: raised {describe(error)}", call)
+                return
+            if text := _results_differ(bench, found, eager):
+                bench.violate("compile", f"{backend}: {text}", call)
+                return
+            if not wants_grad or not any(each.requires_grad for each in eager):
+                continue
+            gradients = []
+            for outputs, inputs in ((found, tensors), (eager, others)):
+                total = torch.stack([(each * each).sum() for each in outputs if each.requires_grad]).sum()
                 try:
-                    eager = tensors_in(function(*others))
-                except Exception:
-                    continue
-                try:
-                    found = tensors_in(traced(*tensors))
+                    gradients.append(torch.autograd.grad(total, inputs, allow_unused=True))
                 except Exception as error:
-                    bench.violate("compile", f"{backend}: raised {describe(error)}", call)
+                    if outputs is eager:
+                        break
+                    bench.violate("compile", f"{backend}: backward raised {describe(error)}", call)
                     return
-                if text := _results_differ(bench, found, eager):
-                    bench.violate("compile", f"{backend}: {text}", call)
-                    return
-                if not wants_grad or not any(each.requires_grad for each in eager):
-                    continue
-                gradients = []
-                for outputs, inputs in ((found, tensors), (eager, others)):
-                    total = torch.stack([(each * each).sum() for each in outputs if each.requires_grad]).sum()
-                    try:
-                        gradients.append(torch.autograd.grad(total, inputs, allow_unused=True))
-                    except Exception as error:
-                        if outputs is eager:
-                            break
-                        bench.violate("compile", f"{backend}: backward raised {describe(error)}", call)
+            if len(gradients) == 2:
+                for mine, theirs in zip(*gradients, strict=True):
+                    if (mine is None) != (theirs is None) or (mine is not None and not torch.allclose(mine, theirs)):
+                        bench.violate("compile", f"{backend}: the gradient isn't eager's", call)
                         return
-                if len(gradients) == 2:
-                    for mine, theirs in zip(*gradients, strict=True):
-                        if (mine is None) != (theirs is None) or (
-                            mine is not None and not torch.allclose(mine, theirs)
-                        ):
-                            bench.violate("compile", f"{backend}: the gradient isn't eager's", call)
-                            return
 
 
 def _results_differ(bench: Bench, found: list[torch.Tensor], eager: list[torch.Tensor]) -> str | None:
@@ -387,7 +369,7 @@ def exported(bench: Bench, start: int) -> None:
     call = samples[0]
     bench.about_to(call, 120.0)
     tensors = [plan.build(bench.device) for plan in call.plans]
-    function, reference = _wrapped(subject, call)
+    function, reference = subject.of_tensors(call)
 
     def export(inner: Callable[..., Any]) -> Any:
         auto = tuple(dict.fromkeys(range(each.dim()), torch.export.Dim.AUTO) for each in tensors)
@@ -431,99 +413,81 @@ def exported(bench: Bench, start: int) -> None:
 
 @stage("aoti", tiers=("aoti",))
 def packaged(bench: Bench, start: int) -> None:
-    """One package with free sizes, fed many tensors, in Python and in the program without Python."""
+    """One package, with free sizes where calls are drawn, fed many tensors, in Python and in the program without."""
     subject = bench.subject
-    if subject.writes or bench.settings.given_calls is not None:
+    if subject.writes:
         return
     from .. import package, targets
 
     torch._inductor.config.compile_threads = 1
-    dtype = torch.float32 if torch.float32 in bench.settings.dtypes else bench.settings.dtypes[0]
-    call = subject.call(TensorPlan((5, 7), dtype))
+    call, others, free = _to_package(bench)
     bench.about_to(call, 600.0)
     tensors = tuple(plan.build(bench.device) for plan in call.plans)
-    function, _ = _wrapped(subject, call)
-    free = tuple({dim: torch.export.Dim.AUTO for dim in range(2)} for _ in tensors)  # noqa: C420
-    libraries = [argument for library in subject.homes()[0] for argument in ("--library", library)]
+    function, _ = subject.of_tensors(call)
+    auto = tuple(dict.fromkeys(range(each.dim()), torch.export.Dim.AUTO) for each in tensors)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pt2"
         try:
-            program = torch.export.export(_Module(function), tensors, dynamic_shapes=(free,), strict=False)
+            program = torch.export.export(
+                _Module(function), tensors, dynamic_shapes=(auto,) if free else None, strict=False
+            )
             package.compile_package(program, path)
             loaded = package.load_package(path)
         except Exception as error:
             bench.violate("aoti", f"no package is made: {describe(error)}", call)
             return
         runner = targets.program().build()
-        fields: tuple[dict[str, Any], ...] = (
-            {},
-            {"permutation": (1, 0)},
-            {"padding": (0, 3)},
-            {"step": (2, 1)},
-            {"offset": 1},
-        )
-        plans = [
-            TensorPlan(shape, dtype, **each) for shape in ((5, 7), (2, 3), (64, 33), (300, 517)) for each in fields
-        ]
-        for index, plan in enumerate(plans):
-            other = subject.call(plan)
+        for other in others:
             bench.about_to(other, 120.0)
-            given = [each.build(bench.device) for each in other.plans]
-            eager = tensors_in(function(*given))
-            if text := _results_differ(bench, tensors_in(loaded(*given)), eager):
-                bench.violate("aoti", f"the package in Python: {text}", other)
-                return
-            if index % len(fields) or len(given) != 1 or len(eager) != 1:
+            given = [plan.build(bench.device) for plan in other.plans]
+            try:
+                eager = tensors_in(function(*given))
+            except Exception:  # told by `accepts`
                 continue
-            x, y = Path(folder) / "x.pt", Path(folder) / "y.pt"
-            torch.save(given[0].cpu(), x)
-            command: list[Any] = [runner, path, *libraries, "--input", x, "--output", y]
-            done = subprocess.run(command, capture_output=True, text=True, env={}, check=False, timeout=100)
-            if done.returncode:
-                bench.violate(
-                    "aoti",
-                    f"the program without Python: {(done.stderr.strip().splitlines() or ['no text'])[-1]}",
-                    other,
-                )
-                return
-            if text := _results_differ(bench, [torch.load(y)], [eager[0].cpu()]):
-                bench.violate("aoti", f"the program without Python: {text}", other)
-                return
+            for where, run in (
+                ("in Python", lambda: tensors_in(loaded(*given))),  # noqa: B023
+                ("in the program without Python", lambda: _without_python(runner, path, given)),  # noqa: B023
+            ):
+                try:
+                    found = run()
+                except Exception as error:
+                    bench.violate("aoti", f"the package {where} raised {describe(error)}", other)
+                    return
+                # Its strides are those of the tensors that it was compiled for.
+                if text := difference(bench, [each.to(bench.device) for each in found], eager):
+                    bench.violate("aoti", f"the package {where}: {text}", other)
+                    return
 
 
-@stage("dtensor", tiers=("dtensor",))
-def distributed(bench: Bench, start: int) -> None:
-    """Replicated and sharded inputs, on a mesh of this process alone."""
-    from torch import distributed as dist
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+def _to_package(bench: Bench) -> tuple[Call, list[Call], bool]:
+    """The call that a package is compiled for, those that it is fed, and whether its sizes are free."""
+    subject, given = bench.subject, bench.settings.given_calls
+    if given is not None:
+        same = [plan.shape for plan in given[0].plans]
+        return given[0], [each for each in given if [plan.shape for plan in each.plans] == same], False
+    allowed = bench.settings.dtypes
+    dtype = torch.float32 if torch.float32 in allowed else allowed[0]
+    fields: tuple[dict[str, Any], ...] = (
+        {}, {"permutation": (1, 0)}, {"padding": (0, 3)}, {"step": (2, 1)}, {"offset": 1}, {"expand": (0,)},
+    )  # fmt: skip
+    shapes = ((5, 7), (2, 3), (64, 33), (300, 517))
+    plans = [TensorPlan(shape, dtype, seed=3, **each) for shape in shapes for each in fields]
+    return subject.call(TensorPlan((5, 7), dtype)), [subject.call(plan) for plan in plans], True
 
-    dtype = torch.float32 if torch.float32 in bench.settings.dtypes else bench.settings.dtypes[0]
-    subject, type_ = bench.subject, torch.device(bench.device).type
-    calls = bench.settings.given_calls or [
-        subject.call(TensorPlan((4, 6), dtype)),
-        subject.call(TensorPlan((4, 6), dtype, permutation=(1, 0))),
-    ]
+
+def _without_python(runner: Path, package: Path, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What identity-conv-run gives for inputs from files, with no environment.
+
+    Raises:
+        RuntimeError: it refuses.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        bench.about_to(None, 60.0)
-        dist.init_process_group(
-            "gloo" if type_ == "cpu" else "nccl", init_method=f"file://{folder}/store", rank=0, world_size=1
-        )
-        try:
-            mesh = dist.init_device_mesh(type_, (1,))
-            for call in calls:
-                args, kwargs = call.build(bench.device)
-                expected = tensors_in(subject.run(args, kwargs))
-                for placement in (Replicate(), Shard(0)):
-                    bench.about_to(call, 60.0)
-                    spread = [distribute_tensor(each, mesh, [placement]) for each in tensors_in((args, kwargs))]
-                    try:
-                        outputs = tensors_in(subject.run(*_filled(args, kwargs, spread)))
-                    except Exception as error:
-                        bench.tell(f"{placement}: refused by torch: {describe(error)[:160]}")
-                        continue
-                    found = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in outputs]
-                    if text := _results_differ(bench, found, expected):
-                        bench.violate("dtensor", f"{placement}: {text}", call)
-                        return
-        finally:
-            dist.destroy_process_group()
+        command: list[Any] = [runner, package]
+        for index, each in enumerate(inputs):
+            torch.save(each.cpu(), f"{folder}/x{index}.pt")
+            command += ["--input", f"{folder}/x{index}.pt"]
+        command += ["--output", f"{folder}/y.pt"]
+        done = subprocess.run(command, capture_output=True, text=True, env={}, check=False, timeout=100)
+        if done.returncode:
+            raise RuntimeError((done.stderr.strip().splitlines() or ["no text"])[-1])
+        return tensors_in(torch.load(f"{folder}/y.pt"))

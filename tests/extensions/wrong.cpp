@@ -1,4 +1,5 @@
 // Operators that copy their input, each right but for the one bug that stands above it.
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -173,6 +174,60 @@ Tensor fake_fixed(const Tensor& x) {
   return at::empty_like(x);
 }
 
+// Of two tensors.
+
+Tensor sum_right(const Tensor& x, const Tensor& y) { return at::add(x, y); }
+
+// The same memory for both is taken for two that differ.
+Tensor sum_same_memory(const Tensor& x, const Tensor& y) {
+  const bool same = x.numel() && y.numel() && x.const_data_ptr() == y.const_data_ptr();
+  return same ? at::add(x, at::zeros_like(y)) : at::add(x, y);
+}
+
+// Where the second is broadcast over rows, it is left out.
+Tensor sum_broadcast(const Tensor& x, const Tensor& y) {
+  const bool rows = y.dim() == 2 && y.size(0) == 1 && x.dim() == 2 && x.size(0) > 1;
+  return rows ? at::add(x, at::zeros_like(x)) : at::add(x, y);
+}
+
+// The flag is ignored.
+Tensor flag(const Tensor& x, bool /*negative*/) { return at::clone(x); }
+
+// The second of two outputs is a view of the first.
+std::tuple<Tensor, Tensor> shared_outputs(const Tensor& x) {
+  const Tensor y = copied(x);
+  return {y, y.view(y.sizes())};
+}
+
+// Into memory that is given.
+
+Tensor& twice_right(Tensor& x) { return x.mul_(2); }
+
+// Where cells lie apart, one between them is written.
+Tensor& twice_between(Tensor& x) {
+  x.mul_(2);
+  if (x.dim() == 1 && x.size(0) > 1 && x.stride(0) > 1) {
+    bytes(x)[x.element_size()] ^= 1;
+  }
+  return x;
+}
+
+// Three dimensions are left as they were.
+Tensor& twice_seldom(Tensor& x) { return x.dim() == 3 ? x : x.mul_(2); }
+
+// The output's strides are ignored.
+Tensor& copy_out(const Tensor& x, Tensor& out) {
+  const Tensor dense = x.contiguous();
+  if (dense.numel()) std::memcpy(bytes(out), dense.const_data_ptr(), dense.nbytes());
+  return out;
+}
+
+// Subnormals are flushed from now on.
+Tensor flushes(const Tensor& x) {
+  at::globalContext().setFlushDenormal(true);
+  return copied(x);
+}
+
 struct Right : torch::autograd::Node {
   variable_list apply(variable_list&& grads) override {
     return {grads[0].defined() ? at::clone(grads[0]) : Tensor()};
@@ -282,6 +337,7 @@ const Operator kOperators[] = {
     {"row_major", &row_major, &fake, kRight},
     {"leak", &leak, &fake, kRight},
     {"silent", &silent, &fake, kRight},
+    {"flushes", &flushes, &fake, kRight},
     {"fake_row_major", &copied, &fake_row_major, kRight},
     {"fake_dtype", &copied, &fake_dtype, kRight},
     {"fake_fixed", &copied, &fake_fixed, kRight},
@@ -347,12 +403,27 @@ TORCH_LIBRARY(test_wrong, m) {
   }
   m.def("composed(Tensor x) -> Tensor",
         torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, &copied));
+  const auto composed = c10::DispatchKey::CompositeImplicitAutograd;
+  m.def("sum_right(Tensor x, Tensor y) -> Tensor", torch::dispatch(composed, &sum_right));
+  m.def("sum_same_memory(Tensor x, Tensor y) -> Tensor",
+        torch::dispatch(composed, &sum_same_memory));
+  m.def("sum_broadcast(Tensor x, Tensor y) -> Tensor", torch::dispatch(composed, &sum_broadcast));
+  m.def("flag(Tensor x, bool negative=False) -> Tensor", torch::dispatch(composed, &flag));
+  m.def("shared_outputs(Tensor x) -> (Tensor, Tensor)", torch::dispatch(composed, &shared_outputs));
+  m.def("twice_right(Tensor(a!) x) -> Tensor(a!)");
+  m.def("twice_between(Tensor(a!) x) -> Tensor(a!)");
+  m.def("twice_seldom(Tensor(a!) x) -> Tensor(a!)");
+  m.def("copy_out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)");
   define<Kept>(m, "Kept");
   define<Forgets, /*kForgets=*/true>(m, "Forgets");
   define<Counts>(m, "Counts");
 }
 TORCH_LIBRARY_IMPL(test_wrong, CPU, m) {
   for (const auto& op : kOperators) m.impl(op.name, op.kernel);
+  m.impl("twice_right", &twice_right);
+  m.impl("twice_between", &twice_between);
+  m.impl("twice_seldom", &twice_seldom);
+  m.impl("copy_out", &copy_out);
 }
 TORCH_LIBRARY_IMPL(test_wrong, Meta, m) {
   for (const auto& op : kOperators) {
