@@ -1,0 +1,387 @@
+"""The score of a checker: which mutants it catches, for the right reason or another, and its false alarms."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import isolation
+from ..checking import check_op
+from ..classes import check_class
+from ..report import CheckFailure, Report
+from .kernels import Kernel
+from .table import MUTANTS, RIGHT
+
+_LIMIT_S = 120.0  # for another checker with one kernel
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a checker says of a kernel.
+
+    Attributes:
+        checks: what it complains of, in the names of ``check_op``'s checks; none where it is content.
+        calls: how many calls of the kernel it looked at, where it knows.
+        died: how it ended its process, or an empty text: a complaint, with no reason given.
+    """
+
+    checks: tuple[str, ...] = ()
+    calls: int = 0
+    died: str = ""
+
+    @property
+    def complains(self) -> bool:
+        return bool(self.checks or self.died)
+
+
+#: Looks at a kernel, drawing whatever it draws from a seed.
+Checker = Callable[[Kernel, int], Verdict]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A verdict on one kernel."""
+
+    kernel: Kernel
+    verdict: Verdict
+    seconds: float
+
+    @property
+    def has_right_reason(self) -> bool:
+        """Whether the complaint has one of the checks that the bug is of."""
+        return bool({*self.verdict.checks} & {*self.kernel.checks})
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a checker did.
+
+    Attributes:
+        checker: its name.
+        outcomes: one for each mutant, and one for each look at a right kernel.
+    """
+
+    checker: str
+    outcomes: tuple[Outcome, ...]
+
+    def _of(self, right: bool) -> list[Outcome]:
+        return [each for each in self.outcomes if each.kernel.is_right is right]
+
+    @property
+    def mutants(self) -> int:
+        return len(self._of(right=False))
+
+    @property
+    def caught(self) -> int:
+        return self.mutants - len(self.missed)
+
+    @property
+    def missed(self) -> list[str]:
+        """Mutants of which it says nothing."""
+        return [each.kernel.name for each in self._of(right=False) if not each.verdict.complains]
+
+    @property
+    def for_another_reason(self) -> list[str]:
+        """Mutants that are caught, with a complaint that names no fitting check."""
+        caught = [each for each in self._of(right=False) if each.verdict.complains]
+        return [each.kernel.name for each in caught if not each.has_right_reason]
+
+    @property
+    def right_reason(self) -> int:
+        return self.caught - len(self.for_another_reason)
+
+    @property
+    def false_alarms(self) -> list[str]:
+        """Right kernels of which it complains."""
+        return list(dict.fromkeys(each.kernel.name for each in self._of(right=True) if each.verdict.complains))
+
+    @property
+    def right(self) -> int:
+        """How many right kernels it was shown."""
+        return len({each.kernel.name for each in self._of(right=True)})
+
+    @property
+    def calls(self) -> int:
+        """How many calls of right kernels it looked at, where it knows."""
+        return sum(each.verdict.calls for each in self._of(right=True))
+
+    @property
+    def seconds(self) -> float:
+        return sum(each.seconds for each in self.outcomes)
+
+    def __add__(self, other: Score) -> Score:
+        """The score over both parts of the kernels."""
+        return Score(self.checker, self.outcomes + other.outcomes)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.checker}: caught {self.caught} of {self.mutants}, for the right reason {self.right_reason}, "
+            f"false alarms {len(self.false_alarms)} of {self.right} in {self.calls} calls, {self.seconds:.0f} s"
+        ]
+        for title, names in (
+            ("missed", self.missed),
+            ("for another reason", self.for_another_reason),
+            ("false alarms", self.false_alarms),
+        ):
+            if names:
+                lines.append(f"  {title}: {', '.join(names)}")
+        return "\n".join(lines)
+
+    def record(self, device: str = "cpu") -> dict[str, Any]:
+        """What is kept of it, as JSON takes it."""
+        machine = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+        return {
+            "checker": self.checker,
+            "device": device,
+            "machine": machine,
+            "torch": torch.__version__.split("+")[0],
+            "mutants": self.mutants,
+            "caught": self.caught,
+            "right_reason": self.right_reason,
+            "missed": self.missed,
+            "for_another_reason": self.for_another_reason,
+            "right": self.right,
+            "false_alarms": self.false_alarms,
+            "calls": self.calls,
+            "seconds": round(self.seconds),
+        }
+
+
+def kill_score(
+    checker: Checker,
+    kernels: Iterable[Kernel] | None = None,
+    *,
+    device: str = "cpu",
+    seeds: int = 1,
+    progress: Callable[[Outcome], None] | None = None,
+) -> Score:
+    """Runs a checker over mutants and right kernels, and prints what it caught.
+
+    Args:
+        checker: such as `checked`, `opcheck`, `make_tensor_and_gradcheck`, or one of your own.
+        kernels: by default all of `device`, but for those that need what this machine hasn't got.
+        device: "cpu" or "cuda".
+        seeds: how often each right kernel is looked at, each time with another seed.
+        progress: called with each outcome as it comes.
+
+    Example::
+
+        def sums(kernel, seed):
+            op = kernel.get()
+            return Verdict(("values",) if op(torch.ones(9)).sum() != 9 else ())
+
+        kill_score(sums)
+    """
+    chosen = list(kernels if kernels is not None else (each for each in (*MUTANTS, *RIGHT) if each.device == device))
+    outcomes = []
+    for kernel in chosen:
+        if kernels is None and not has(kernel.needs):
+            continue
+        kernel.get()  # built before the clock runs
+        for seed in range(seeds if kernel.is_right else 1):
+            began = time.perf_counter()
+            outcome = Outcome(kernel, checker(kernel, seed), time.perf_counter() - began)
+            outcomes.append(outcome)
+            if progress:
+                progress(outcome)
+    score = Score(getattr(checker, "title", getattr(checker, "__name__", repr(checker))), tuple(outcomes))
+    print(score)
+    return score
+
+
+def has(needs: str) -> bool:
+    """Whether this machine has what a mutant needs."""
+    number, _, what = needs.partition(" ")
+    if what == "GPUs":
+        return torch.cuda.device_count() >= int(number)
+    if what == "GiB":
+        with open("/proc/meminfo") as meminfo:
+            free = next(int(line.split()[1]) for line in meminfo if line.startswith("MemAvailable"))
+        return free >> 20 >= int(number)
+    return True
+
+
+def checked(kernel: Kernel, seed: int) -> Verdict:
+    """``check_op`` or ``check_class``, at the tier at which the bug can show; a right kernel at tier quick."""
+    options: dict[str, Any] = {
+        "compare": kernel.compare, "tier": kernel.tier, "seed": seed, "skip": kernel.skip, "devices": [kernel.device],
+    }  # fmt: skip
+    try:
+        report: Report
+        if kernel.is_class:
+            report = check_class(kernel.get(), "forward", kernel.reference, **options)
+        else:
+            report = check_op(kernel.get(), kernel.reference, **options)
+    except CheckFailure as failure:
+        report = failure.report
+    return Verdict(tuple(dict.fromkeys(each.check for each in report.violations)), report.cases)
+
+
+checked.title = "check_op, check_class"  # type: ignore[attr-defined]
+
+
+def _in_a_child(name: str) -> Callable[[Callable[[Kernel, int], Sequence[str]]], Checker]:
+    """Makes a checker of a function that may end its process and gives the names of checks."""
+
+    def wrap(function: Callable[[Kernel, int], Sequence[str]]) -> Checker:
+        def checker(kernel: Kernel, seed: int) -> Verdict:
+            if kernel.device != "cpu":
+                return _verdict(_InFreshProcess(function.__name__), (kernel.name, kernel.device, seed), "spawn")
+            return _verdict(lambda task, _, tell: tell(function(kernel, seed)), None, "fork")
+
+        checker.title = name  # type: ignore[attr-defined]
+        checker.function = function  # type: ignore[attr-defined]
+        return checker
+
+    return wrap
+
+
+def _verdict(perform: isolation.Perform, task: Any, how: str) -> Verdict:
+    for _, told in isolation.run([task], perform, how=how, limit=_LIMIT_S):
+        if isinstance(told, isolation.Death):
+            return Verdict(died=told.how)
+        return Verdict(tuple(dict.fromkeys(told)))
+    return Verdict()
+
+
+@dataclass(frozen=True)
+class _InFreshProcess:
+    """A checker's function by name, for a process that can't be a fork."""
+
+    name: str
+
+    def __call__(
+        self, task: tuple[str, str, int], board: isolation.Blackboard, tell: Callable[[Any], None]
+    ) -> None:
+        name, device, seed = task
+        kernel = next(each for each in (*MUTANTS, *RIGHT) if (each.name, each.device) == (name, device))
+        tell(globals()[self.name].function(kernel, seed))
+
+
+#: What each of opcheck's tests is about.
+_ABOUT = {
+    "test_schema": ("inputs_untouched", "alias"),
+    "test_autograd_registration": ("grad",),
+    "test_faketensor": ("fake",),
+    "test_aot_dispatch_dynamic": ("symbolic", "compile", "grad"),
+}
+
+
+@_in_a_child("torch.library.opcheck, usual samples")
+def opcheck(kernel: Kernel, seed: int) -> list[str]:
+    """``torch.library.opcheck`` on samples such as its documentation has; it takes no classes."""
+    op = _overload(kernel)
+    if op is None:
+        return []
+    torch.manual_seed(seed)
+    found: list[str] = []
+    device = kernel.device
+    for x in (
+        torch.randn(3, device=device),
+        torch.randn(20, requires_grad=True, device=device),
+        torch.randn(4, 5, device=device).t(),
+        torch.randn(2, 3, 4, requires_grad=True, device=device),
+        torch.arange(6, device=device),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                results = torch.library.opcheck(op, _arguments(op, x), raise_exception=False)
+            except Exception:
+                found.append("accepts")
+                continue
+        found += [name for test, result in results.items() if result != "SUCCESS" for name in _ABOUT[test]]
+    return found
+
+
+@_in_a_child("make_tensor with assert_close, gradcheck")
+def make_tensor_and_gradcheck(kernel: Kernel, seed: int) -> list[str]:
+    """Samples of ``torch.testing.make_tensor`` in every dtype, dense or not, and torch's numerical derivatives."""
+    op = _overload(kernel)
+    if op is None:
+        return []
+    torch.manual_seed(seed)
+    found: list[str] = []
+    for dtype in (
+        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+    ):  # fmt: skip
+        for shape in ((), (0,), (1,), (5,), (3, 4), (2, 3, 4), (64, 65)):
+            for noncontiguous in (False, True):
+                x = torch.testing.make_tensor(shape, dtype=dtype, device=kernel.device, noncontiguous=noncontiguous)
+                found += _difference(op, kernel.reference, _arguments(op, x), dense=x.is_contiguous())
+    x = torch.testing.make_tensor((2, 3), dtype=torch.float64, device=kernel.device, requires_grad=True)
+    args = _arguments(op, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, holds in (
+            ("grad", lambda: torch.autograd.gradcheck(op, args)),
+            ("forward_ad", lambda: torch.autograd.gradcheck(op, args, check_forward_ad=True, check_backward_ad=False)),
+            ("second_order", lambda: torch.autograd.gradgradcheck(op, args)),
+        ):
+            if name not in found and not _passes(holds):
+                found.append(name)
+    return found
+
+
+def _difference(op: Any, reference: Callable[..., Any], args: tuple[Any, ...], *, dense: bool) -> list[str]:
+    try:
+        expected = reference(*args)
+    except Exception:  # it has no such dtype
+        return []
+    try:
+        actual = op(*args)
+    except Exception:
+        return ["accepts", "sizes"]
+    try:
+        torch.testing.assert_close(actual, expected, equal_nan=True)
+    except AssertionError as error:
+        if "dtype" in str(error):
+            return ["dtype"]
+        return ["values", "sizes", "written"] if dense else ["layout"]
+    return []
+
+
+def _passes(holds: Callable[[], bool]) -> bool:
+    with contextlib.suppress(Exception):
+        return holds()
+    return False
+
+
+def _overload(kernel: Kernel) -> Any:
+    """The operator's only overload, or its default one; None of a class."""
+    return None if kernel.is_class else kernel.get().default
+
+
+def _arguments(op: Any, x: torch.Tensor) -> tuple[Any, ...]:
+    """`x` for every tensor that must be given, 2 for every number."""
+    needed = [argument for argument in op._schema.arguments if not argument.has_default_value()]
+    return tuple(x if isinstance(argument.type, torch.TensorType) else 2.0 for argument in needed)
+
+
+def table(records: Sequence[dict[str, Any]]) -> str:
+    """Records as a table in Markdown."""
+    head = (
+        "device", "checker", "caught", "for the right reason", "missed", "false alarms", "calls of right kernels", "s",
+    )  # fmt: skip
+    rows = [
+        (
+            record["device"],
+            record["checker"],
+            f"{record['caught']} of {record['mutants']}",
+            str(record["right_reason"]),
+            str(len(record["missed"])),
+            f"{len(record['false_alarms'])} of {record['right']}",
+            f"{record['calls']:,}".replace(",", " ") if record["calls"] else "",
+            str(record["seconds"]),
+        )
+        for record in records
+    ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *rows))
