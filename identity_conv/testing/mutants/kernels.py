@@ -31,7 +31,7 @@ class Kernel:
         compare: how values are compared with the reference's; None for bit by bit.
         skip: checks that can't be asked of it, each with the reason, as of ``check_op``.
         tier: the first tier of ``check_op`` at which the bug can show.
-        needs: what a machine must have for the bug to show: "two GPUs", "8 GiB", or nothing.
+        needs: what a machine must have for the bug to show: "2 GPUs", "10 GiB", "24 GPU-GiB", or nothing.
     """
 
     name: str

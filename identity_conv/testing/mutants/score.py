@@ -15,6 +15,7 @@ import torch
 from .. import isolation
 from ..checking import check_op
 from ..classes import check_class
+from ..registry import POINTWISE
 from ..report import CheckFailure, Report
 from .kernels import Kernel
 from .table import MUTANTS, RIGHT
@@ -201,6 +202,8 @@ def has(needs: str) -> bool:
     number, _, what = needs.partition(" ")
     if what == "GPUs":
         return torch.cuda.device_count() >= int(number)
+    if what == "GPU-GiB":
+        return torch.cuda.is_available() and torch.cuda.mem_get_info()[0] >> 30 >= int(number)
     if what == "GiB":
         with open("/proc/meminfo") as meminfo:
             free = next(int(line.split()[1]) for line in meminfo if line.startswith("MemAvailable"))
@@ -221,7 +224,13 @@ def checked(kernel: Kernel, seed: int) -> Verdict:
             report = check_op(kernel.get(), kernel.reference, **options)
     except CheckFailure as failure:
         report = failure.report
-    return Verdict(tuple(dict.fromkeys(each.check for each in report.violations)), report.cases)
+    return Verdict(tuple(dict.fromkeys(each.check for each in report.violations)), _calls(report))
+
+
+def _calls(report: Report) -> int:
+    """Calls, each counted once though several checks look at it."""
+    together = [run.cases for run in report.runs if run.check in POINTWISE]
+    return max(together, default=0) + sum(run.cases for run in report.runs if run.check not in POINTWISE)
 
 
 checked.title = "check_op, check_class"  # type: ignore[attr-defined]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import ctypes
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +20,7 @@ Make = Callable[[], torch.Tensor]
 Witness = Callable[[Any], bool]
 
 _LIMIT_S = 20.0
+_PENDING_CYCLES = 100_000_000  # of a GPU's clock: about 50 ms
 
 
 def witnessed(kernels: Sequence[Kernel], of: Callable[[Kernel], Any] = Kernel.get) -> Iterator[tuple[Kernel, bool]]:
@@ -128,16 +129,21 @@ def steps_beside(before: bool) -> Witness:
 
 def marks(offset: int, size: int) -> Witness:
     """The bytes at `offset` of the output's memory, which are none of it, hold the mutant's mark."""
-    return lambda op: ctypes.string_at(op(torch.ones(1)).data_ptr() + offset, size) == b"\x9d" * size
+
+    def witness(op: Any) -> bool:
+        y = op(torch.ones(1))
+        return ctypes.string_at(y.data_ptr() + offset, size) == b"\x9d" * size
+
+    return witness
 
 
-def leaves_memory_as_it_was(value: float) -> Witness:
+def leaves_memory_as_it_was(value: float, size: int = 1000, device: str = "cpu") -> Witness:
     """The output shows what its memory held before, where `value` should stand."""
 
     def witness(op: Any) -> bool:
         for _ in range(50):
-            x = torch.full((1000,), value)
-            other = torch.full((1000,), 7.5)
+            x = torch.full((size,), value, device=device)
+            other = torch.full((size,), 7.5, device=device)
             del other
             if not same(op(x), x):
                 return True
@@ -146,9 +152,9 @@ def leaves_memory_as_it_was(value: float) -> Witness:
     return witness
 
 
-def remembers(op: Any) -> bool:
+def remembers(op: Any, device: str = "cpu") -> bool:
     """The second call, with other values at the same address, gives the first one's."""
-    x = torch.ones(3)
+    x = torch.ones(3, device=device)
     op(x)
     x.zero_()
     return not same(op(x), x)
@@ -349,12 +355,110 @@ def by_method(witness: Witness) -> Witness:
 # --- on a GPU ---
 
 
-@contextlib.contextmanager
-def behind_a_wait() -> Iterator[torch.cuda.Stream]:
-    """A side stream whose work begins after about 50 ms."""
+def breaks(make: Make) -> Witness:
+    """The GPU reports an error, after which this process can't use it."""
+
+    def witness(op: Any) -> bool:
+        x = make()
+        torch.cuda.synchronize()
+        try:
+            op(x)
+            torch.cuda.synchronize()
+        except RuntimeError:
+            os._exit(1)
+        return False
+
+    return witness
+
+
+def fenced_on_gpu() -> torch.Tensor:
+    """A tensor with nothing readable behind it."""
+    return memory.fenced(torch.ones(128, device="cuda"), before=False)
+
+
+def marks_on_gpu(offset: int) -> Witness:
+    """The byte at `offset` of the output's memory, which is none of it, holds the mutant's mark."""
+
+    def witness(op: Any) -> bool:
+        y = op(torch.ones(1, device="cuda"))
+        return int(memory.device_bytes(y.data_ptr() + offset, 1, "cuda")[0]) == 0x9D
+
+    return witness
+
+
+def disturbs_the_next(op: Any) -> bool:
+    """What comes after the call is told of an error that isn't its."""
+    x = torch.ones(5000, device="cuda")
+    op(x)
+    try:
+        x + 1
+    except RuntimeError:
+        return True
+    return False
+
+
+def behind_a_wait(op: Any) -> bool:
+    """On a side stream, the copy is of what was there before the stream's earlier work."""
+    x, new = torch.zeros(1000, device="cuda"), torch.full((1000,), 3.3, device="cuda")
+    op(x)
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)
-        yield stream
+        torch.cuda._sleep(_PENDING_CYCLES)
+        x.copy_(new)
+        y = op(x)
     torch.cuda.synchronize()
+    return not same(y, new)
+
+
+def returns_late(op: Any) -> bool:
+    """The call returns when the GPU is done with what came before."""
+    x = torch.ones(1000, device="cuda")
+    op(x)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(_PENDING_CYCLES)
+    done = torch.cuda.Event()
+    done.record()
+    op(x)
+    return done.query()
+
+
+def two_streams_differ(op: Any) -> bool:
+    """Calls on two streams at once disturb each other."""
+    inputs = [torch.full((1 << 20,), value, device="cuda") for value in (1.0, 2.0)]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    torch.cuda.synchronize()
+    outputs: list[list[torch.Tensor]] = [[], []]
+    for _ in range(100):
+        for x, stream, got in zip(inputs, streams, outputs, strict=True):
+            with torch.cuda.stream(stream):
+                got.append(op(x))
+    torch.cuda.synchronize()
+    return any(not same(y, x) for x, got in zip(inputs, outputs, strict=True) for y in got)
+
+
+def on_other_gpu(op: Any) -> bool:
+    """A tensor of another GPU than the current one is refused, or copied wrong."""
+    try:
+        return differs(lambda: torch.ones(1000, device="cuda:1"))(op)
+    except RuntimeError:
+        return True
+
+
+def device_left(op: Any) -> bool:
+    """The current device is another one after the call."""
+    before = torch.cuda.current_device()
+    op(torch.ones(3, device="cuda:1"))
+    return torch.cuda.current_device() != before
+
+
+def keeps_gpu_memory(op: Any) -> bool:
+    """Twenty calls leave less of the GPU's memory free, by half of their outputs."""
+    x = torch.ones(1 << 24, device="cuda")
+    op(x)
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    for _ in range(20):
+        op(x)
+    torch.cuda.synchronize()
+    return before - torch.cuda.mem_get_info()[0] > 10 * x.nbytes
