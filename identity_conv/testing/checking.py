@@ -19,7 +19,7 @@ from .compare import Comparison, exact
 from .examine import Bench, Settings, name_by_need
 from .plan import TensorPlan
 from .registry import CHECKS, STAGES, TIERS, Stage
-from .report import CheckFailure, CheckRun, Report, Violation
+from .report import LISTENERS, CheckFailure, CheckRun, Report, Violation
 from .shrink import shrink
 from .subject import Subject, Supplier
 
@@ -125,6 +125,8 @@ def check(
     for device in chosen:
         _run(settings, device, kind, report)
     report.seconds = time.perf_counter() - started
+    for listener in LISTENERS:
+        listener(report)
     if report.violations:
         raise CheckFailure(report)
     return report

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from . import memory
+from . import draws, memory
 from .call import Call
 from .compare import Comparison, dense, raw
 from .isolation import Blackboard
@@ -112,8 +112,10 @@ class Bench:
         self._board.note((self.index, call), limit)
         if isinstance(call, Call):
             for plan in call.plans:
-                cell = (str(plan.dtype).removeprefix("torch."), plan.kinds[0])
-                self.cells[cell] = self.cells.get(cell, 0) + 1
+                for kind in plan.kinds:
+                    if kind in ("dense", *draws.LAYOUTS):
+                        cell = (str(plan.dtype).removeprefix("torch."), kind)
+                        self.cells[cell] = self.cells.get(cell, 0) + 1
 
     def end_if_broken(self, error: BaseException) -> None:
         """Ends this process if `error` has left CUDA unusable, as an illegal access does; its parent goes on."""

@@ -131,18 +131,15 @@ Tensor shared_scratch(const Tensor& x) {
   });
 }
 
-// The threads of one call share an index.
-Tensor shared_index(const Tensor& x) {
+// The threads of one call share memory.
+Tensor shared_row(const Tensor& x) {
   const size_t width = x.element_size();
   return by_bytes(x, [&](const char* from, char* to, size_t size) {
-    static volatile int64_t index;
-    std::memset(to, 0, size);
+    std::vector<char> row(size);
     at::parallel_for(0, size / width, 8192, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        index = i;
-        const int64_t now = index;
-        std::memcpy(to + now * width, from + now * width, width);
-      }
+      const size_t part = (end - begin) * width;
+      std::memcpy(row.data(), from + begin * width, part);
+      std::memcpy(to + begin * width, row.data(), part);
     });
   });
 }
@@ -192,7 +189,7 @@ TORCH_LIBRARY_FRAGMENT(identity_conv_mutants, m) {
                 {"hundredth_call", &hundredth_call},
                 {"cache_by_address", &cache_by_address},
                 {"shared_scratch", &shared_scratch},
-                {"shared_index", &shared_index},
+                {"shared_row", &shared_row},
                 {"border_lost", &border_lost},
                 {"first_thread", &first_thread},
                 {"leak", &leak},

@@ -151,7 +151,7 @@ _MEMORY = (
            ("no_memory",), remembers),
     Kernel("shared_scratch", "threads", "calls from several threads share memory", ("threads",),
            from_threads(4, 200_000, 200)),
-    Kernel("shared_index", "threads", "the threads of one call share an index", ("threads",),
+    Kernel("shared_row", "threads", "the threads of one call share memory", ("threads", "sizes", "deterministic"),
            with_threads(200_000, 4)),
     Kernel("border_lost", "threads", "a thread leaves out the first element of its part", ("threads", "sizes"),
            with_threads(100_000, 4)),
