@@ -39,9 +39,7 @@ class Coverage:
 
     def data(self) -> list[Any]:
         """What `merge` takes, made of lists, texts and numbers."""
-        return [
-            [*place, [[*cell, count] for cell, count in cells.items()]] for place, cells in self.reached.items()
-        ]
+        return [[*place, [[*cell, count] for cell, count in cells.items()]] for place, cells in self.reached.items()]
 
     def merge(self, data: Iterable[Any]) -> None:
         """Adds what another process has reached."""

@@ -14,7 +14,7 @@ Example::
 from __future__ import annotations
 
 from .kernels import Kernel, load
-from .score import Checker, Outcome, Score, Verdict, checked, kill_score, make_tensor_and_gradcheck, opcheck, table
+from .score import Checker, Outcome, Score, Verdict, checked, has, kill_score, make_tensor_and_gradcheck, opcheck, table
 from .table import MUTANTS, RIGHT
 from .witness import witnessed
 
@@ -27,6 +27,7 @@ __all__ = [
     "Score",
     "Verdict",
     "checked",
+    "has",
     "kill_score",
     "load",
     "make_tensor_and_gradcheck",

@@ -31,7 +31,7 @@ class Kernel:
         compare: how values are compared with the reference's; None for bit by bit.
         skip: checks that can't be asked of it, each with the reason, as of ``check_op``.
         tier: the first tier of ``check_op`` at which the bug can show.
-        needs: what a machine must have for the bug to show: "2 GPUs", "10 GiB", "24 GPU-GiB", or nothing.
+        needs: what a machine must have for the bug to show: "2 GPUs", "20 GiB", "24 GPU-GiB", or nothing.
     """
 
     name: str
@@ -54,6 +54,9 @@ class Kernel:
     def is_class(self) -> bool:
         return self.name[0].isupper()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return find, (self.name, self.device)  # its functions can't travel
+
     def get(self) -> Any:
         """The operator or the class; builds and loads its library if need be."""
         if "::" in self.name:
@@ -62,6 +65,20 @@ class Kernel:
         load(self.device)
         owner = torch.classes if self.is_class else torch.ops
         return getattr(getattr(owner, _NAMESPACES[self.device]), self.name)
+
+
+def find(name: str, device: str = "cpu") -> Kernel:
+    """The kernel of that name in the table.
+
+    Raises:
+        LookupError: there is none.
+    """
+    from .table import MUTANTS, RIGHT
+
+    for kernel in (*MUTANTS, *RIGHT):
+        if (kernel.name, kernel.device) == (name, device):
+            return kernel
+    raise LookupError(f"name must be one of the kernels for {device}, got {name!r}")
 
 
 @functools.cache

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import platform
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,6 +163,7 @@ def kill_score(
     *,
     device: str = "cpu",
     seeds: int = 1,
+    processes: int = 0,
     progress: Callable[[Outcome], None] | None = None,
 ) -> Score:
     """Runs a checker over mutants and right kernels, and prints what it caught.
@@ -170,6 +173,7 @@ def kill_score(
         kernels: by default all of `device`, but for those that need what this machine hasn't got.
         device: "cpu" or "cuda".
         seeds: how often each right kernel is looked at, each time with another seed.
+        processes: how many work at once, fresh ones to which `checker` is pickled; 0 for this one alone.
         progress: called with each outcome as it comes.
 
     Example::
@@ -180,21 +184,31 @@ def kill_score(
 
         kill_score(sums)
     """
-    chosen = list(kernels if kernels is not None else (each for each in (*MUTANTS, *RIGHT) if each.device == device))
-    outcomes = []
-    for kernel in chosen:
-        if kernels is None and not has(kernel.needs):
-            continue
+    if kernels is None:
+        kernels = [each for each in (*MUTANTS, *RIGHT) if each.device == device and has(each.needs)]
+    looks = [(checker, kernel, seed) for kernel in kernels for seed in range(seeds if kernel.is_right else 1)]
+    for _, kernel, _ in looks:
         kernel.get()  # built before the clock runs
-        for seed in range(seeds if kernel.is_right else 1):
-            began = time.perf_counter()
-            outcome = Outcome(kernel, checker(kernel, seed), time.perf_counter() - began)
+    outcomes = []
+    with contextlib.ExitStack() as stack:
+        each = map
+        if processes:
+            context = multiprocessing.get_context("spawn")
+            each = stack.enter_context(ProcessPoolExecutor(processes, mp_context=context)).map
+        for outcome in each(_look, looks):
             outcomes.append(outcome)
             if progress:
                 progress(outcome)
     score = Score(getattr(checker, "title", getattr(checker, "__name__", repr(checker))), tuple(outcomes))
     print(score)
     return score
+
+
+def _look(what: tuple[Checker, Kernel, int]) -> Outcome:
+    checker, kernel, seed = what
+    kernel.get()  # loaded before the clock runs
+    began = time.perf_counter()
+    return Outcome(kernel, checker(kernel, seed), time.perf_counter() - began)
 
 
 def has(needs: str) -> bool:
@@ -236,42 +250,34 @@ def _calls(report: Report) -> int:
 checked.title = "check_op, check_class"  # type: ignore[attr-defined]
 
 
-def _in_a_child(name: str) -> Callable[[Callable[[Kernel, int], Sequence[str]]], Checker]:
-    """Makes a checker of a function that may end its process and gives the names of checks."""
+@dataclass(frozen=True)
+class InChild:
+    """A checker that may end its process: it works in one of its own.
 
-    def wrap(function: Callable[[Kernel, int], Sequence[str]]) -> Checker:
-        def checker(kernel: Kernel, seed: int) -> Verdict:
-            if kernel.device != "cpu":
-                return _verdict(_InFreshProcess(function.__name__), (kernel.name, kernel.device, seed), "spawn")
-            return _verdict(lambda task, _, tell: tell(function(kernel, seed)), None, "fork")
+    Attributes:
+        title: its name.
+        function: gives the names of the checks that it complains of.
+    """
 
-        checker.title = name  # type: ignore[attr-defined]
-        checker.function = function  # type: ignore[attr-defined]
-        return checker
+    title: str
+    function: Callable[[Kernel, int], Sequence[str]]
 
-    return wrap
-
-
-def _verdict(perform: isolation.Perform, task: Any, how: str) -> Verdict:
-    for _, told in isolation.run([task], perform, how=how, limit=_LIMIT_S):
-        if isinstance(told, isolation.Death):
-            return Verdict(died=told.how)
-        return Verdict(tuple(dict.fromkeys(told)))
-    return Verdict()
+    def __call__(self, kernel: Kernel, seed: int) -> Verdict:
+        how = "fork" if kernel.device == "cpu" else "spawn"
+        for _, told in isolation.run([(kernel, seed)], _Perform(self.function), how=how, limit=_LIMIT_S):
+            if isinstance(told, isolation.Death):
+                return Verdict(died=told.how)
+            return Verdict(tuple(dict.fromkeys(told)))
+        return Verdict()
 
 
 @dataclass(frozen=True)
-class _InFreshProcess:
-    """A checker's function by name, for a process that can't be a fork."""
+class _Perform:
+    function: Callable[[Kernel, int], Sequence[str]]
 
-    name: str
-
-    def __call__(
-        self, task: tuple[str, str, int], board: isolation.Blackboard, tell: Callable[[Any], None]
-    ) -> None:
-        name, device, seed = task
-        kernel = next(each for each in (*MUTANTS, *RIGHT) if (each.name, each.device) == (name, device))
-        tell(globals()[self.name].function(kernel, seed))
+    def __call__(self, task: tuple[Kernel, int], board: isolation.Blackboard, tell: Callable[[Any], None]) -> None:
+        board.note(limit=_LIMIT_S)
+        tell(self.function(*task))
 
 
 #: What each of opcheck's tests is about.
@@ -283,8 +289,7 @@ _ABOUT = {
 }
 
 
-@_in_a_child("torch.library.opcheck, usual samples")
-def opcheck(kernel: Kernel, seed: int) -> list[str]:
+def _opcheck(kernel: Kernel, seed: int) -> list[str]:
     """``torch.library.opcheck`` on samples such as its documentation has; it takes no classes."""
     op = _overload(kernel)
     if op is None:
@@ -310,8 +315,7 @@ def opcheck(kernel: Kernel, seed: int) -> list[str]:
     return found
 
 
-@_in_a_child("make_tensor with assert_close, gradcheck")
-def make_tensor_and_gradcheck(kernel: Kernel, seed: int) -> list[str]:
+def _make_tensor_and_gradcheck(kernel: Kernel, seed: int) -> list[str]:
     """Samples of ``torch.testing.make_tensor`` in every dtype, dense or not, and torch's numerical derivatives."""
     op = _overload(kernel)
     if op is None:
@@ -338,6 +342,10 @@ def make_tensor_and_gradcheck(kernel: Kernel, seed: int) -> list[str]:
             if name not in found and not _passes(holds):
                 found.append(name)
     return found
+
+
+opcheck = InChild("torch.library.opcheck, usual samples", _opcheck)
+make_tensor_and_gradcheck = InChild("make_tensor with assert_close, gradcheck", _make_tensor_and_gradcheck)
 
 
 def _difference(op: Any, reference: Callable[..., Any], args: tuple[Any, ...], *, dense: bool) -> list[str]:

@@ -103,7 +103,7 @@ _SIZES = (
     Kernel("overflow_16", "overflow", "elements are counted in 16 bits", ("sizes",),
            differs(lambda: torch.ones(65_537))),
     Kernel("overflow_32", "overflow", "elements are counted in 32 bits", ("sizes",),
-           differs(lambda: torch.ones((1 << 31) + 1, dtype=torch.uint8)), tier="full", needs="10 GiB"),
+           differs(lambda: torch.ones((1 << 31) + 1, dtype=torch.uint8)), tier="full", needs="20 GiB"),
     Kernel("empty_aborts", "empty", "an empty tensor ends the process", ("sizes",),
            ends(lambda: torch.ones(0))),
     Kernel("empty_hangs", "empty", "an empty tensor never returns", ("sizes",),

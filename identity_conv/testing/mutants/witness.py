@@ -33,23 +33,18 @@ def witnessed(kernels: Sequence[Kernel], of: Callable[[Kernel], Any] = Kernel.ge
     fresh = kernels[0].device != "cpu"
     for kernel in kernels:
         kernel.get()  # built here, once
-    testify = _Testimony(list(kernels), of)
-    told = isolation.run(range(len(kernels)), testify, how="spawn" if fresh else "fork", limit=_LIMIT_S)
-    for index, wrong in told:
-        yield kernels[index], bool(wrong)  # a Death is true
+    how = "spawn" if fresh else "fork"
+    for kernel, wrong in isolation.run(kernels, _Testimony(of), how=how, limit=_LIMIT_S):
+        yield kernel, bool(wrong)  # a Death is true
 
 
 class _Testimony:
-    def __init__(self, kernels: list[Kernel], of: Callable[[Kernel], Any]):
-        self._kernels = [(each.device, each.name) for each in kernels]
+    def __init__(self, of: Callable[[Kernel], Any]):
         self._of = of
 
-    def __call__(self, task: int, board: isolation.Blackboard, tell: Callable[[Any], None]) -> None:
-        from .table import MUTANTS
-
-        kernel = next(each for each in MUTANTS if (each.device, each.name) == self._kernels[task])
+    def __call__(self, kernel: Kernel, board: isolation.Blackboard, tell: Callable[[Any], None]) -> None:
         assert kernel.witness is not None
-        board.note(limit=3.0 if kernel.device == "cpu" and "hang" in kernel.name else 120.0)
+        board.note(limit=3.0 if "hang" in kernel.name else 120.0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tell(kernel.witness(self._of(kernel)))
