@@ -23,6 +23,7 @@ from identity_conv.testing import (
     exact,
     isolation,
     memory,
+    mutants,
     ulp,
 )
 from identity_conv.testing import checking as checking_module
@@ -32,9 +33,9 @@ EXTENSIONS = Path(__file__).parent / "extensions"
 
 @pytest.fixture(scope="module")
 def wrong():
-    """The wrong operators of tests/extensions/wrong.cpp."""
+    """The operators of the mutants' library, right ones too; test_mutants looks at all of them."""
     memory.guarded_allocator(build=True)
-    return identity_conv.Extension("test_wrong", [EXTENSIONS / "wrong.cpp"]).load().ops
+    return mutants.load().ops
 
 
 def violations(op, reference=torch.clone, **arguments) -> dict[str, str]:
@@ -46,49 +47,10 @@ def violations(op, reference=torch.clone, **arguments) -> dict[str, str]:
     return {}
 
 
-#: Each wrong operator and the checks of which one at least must speak of it.
-QUICKLY_CAUGHT = {
-    "strides": {"layout"},
-    "offset": {"layout"},
-    "tail": {"values"},
-    "nan": {"values"},
-    "dtype_path": {"values"},
-    "empty": {"sizes"},
-    "hang": {"values"},
-    "size": {"sizes"},
-    "second_call": {"deterministic", "no_memory"},
-    "scratch": {"threads"},
-    "reads_beyond": {"bounds"},
-    "writes_beyond": {"bounds"},
-    "unwritten": {"written"},
-    "alias": {"alias"},
-    "writes_input": {"inputs_untouched"},
-    "conj": {"layout"},
-    "row_major": {"strides"},
-    "silent": {"accepts"},
-    "fake_row_major": {"fake"},
-    "fake_dtype": {"fake"},
-    "fake_fixed": {"symbolic"},
-    "fake_missing": {"fake"},
-    "grad_missing": {"grad"},
-    "grad_expanded": {"grad"},
-    "grad_undefined": {"grad"},
-    "grad_once": {"second_order"},
-    "tangent_lost": {"forward_ad"},
-    "tangent_zero": {"forward_ad"},
-}
-
-
-@pytest.mark.parametrize("name", QUICKLY_CAUGHT)
-def test_a_wrong_operator_is_caught_for_what_is_wrong_with_it(name: str, wrong) -> None:
-    found = violations(getattr(wrong, name))
-    assert found.keys() & QUICKLY_CAUGHT[name], found
-
-
 def test_a_leak_is_caught_at_full(wrong) -> None:
     everything_else = dict.fromkeys(checking_module.CHECKS.keys() - {"leak"}, "not looked at here")
     assert "leak" in violations(wrong.leak, tier="full", skip=everything_else)
-    assert not violations(wrong.right, tier="full", skip=everything_else)
+    assert not violations(wrong.copied, tier="full", skip=everything_else)
 
 
 @torch.library.custom_op("test_checks::copy", mutates_args=())
@@ -105,8 +67,8 @@ def copy_function(x: torch.Tensor) -> torch.Tensor:
 
 
 RIGHT = {
-    "composition": (lambda: torch.ops.test_wrong.composed, torch.clone),
-    "C++ with a gradient": (lambda: torch.ops.test_wrong.right, torch.clone),
+    "composition": (lambda: torch.ops.identity_conv_mutants.composed, torch.clone),
+    "C++ with a gradient": (lambda: torch.ops.identity_conv_mutants.copied, torch.clone),
     "aten.clone": (lambda: torch.ops.aten.clone, torch.clone),
     "aten.neg by name": (lambda: "aten::neg", torch.neg),
     "two tensors": (lambda: torch.ops.aten.maximum.default, torch.maximum),
@@ -132,32 +94,31 @@ def test_a_right_operator_passes_at_full(kind: str, wrong) -> None:
     check_op(op(), reference, tier="full")
 
 
-@pytest.mark.night
-@pytest.mark.parametrize("name", ["leak", *QUICKLY_CAUGHT])
-def test_a_wrong_operator_is_caught_at_full(name: str, wrong) -> None:
-    assert violations(getattr(wrong, name), tier="full").keys() & QUICKLY_CAUGHT.get(name, {"leak"})
-
-
 def test_a_crash_and_a_hang_cost_their_call_alone(wrong) -> None:
     began = time.monotonic()
-    found = violations(wrong.empty)
+    found = violations(wrong.empty_aborts)
     assert "ended the process (SIGABRT" in found["sizes"]
-    assert "did not return" in violations(wrong.hang)["values"]
+    assert "did not return" in violations(wrong.hangs)["values"]
     assert time.monotonic() - began < 120
 
 
 def test_a_failure_shows_check_sentence_plan_and_a_program_that_shows_it(wrong) -> None:
     with pytest.raises(CheckFailure) as caught:
-        check_op(wrong.offset, torch.clone, skip={"vmap": "told by layout", "func": "told by layout"})
+        check_op(wrong.offset_ignored, torch.clone, skip={"vmap": "told by layout", "func": "told by layout"})
     violation = next(each for each in caught.value.violations if each.check == "layout")
     (plan,) = violation.case.plans
     assert "offset" in plan.kinds
     assert plan.numel <= 2
-    for part in ("layout (cpu)", violation.sentence, repr(plan), "torch.ops.test_wrong.offset"):
+    for part in (
+        "layout (cpu)",
+        violation.sentence,
+        repr(plan),
+        "torch.ops.identity_conv_mutants.offset_ignored",
+    ):
         assert part in str(caught.value)
     done = subprocess.run([sys.executable, "-c", violation.reproducer], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert '"test_wrong::offset"' in violation.to_cpp()
+    assert '"identity_conv_mutants::offset_ignored"' in violation.to_cpp()
     result, expected = done.stdout.splitlines()
     assert result.removeprefix("result") != expected.removeprefix("expected")
 
@@ -173,7 +134,7 @@ def test_what_is_skipped_is_not_told_and_stands_in_the_report(wrong) -> None:
 
 
 def test_a_check_that_is_left_alone_finds_what_it_is_for(wrong) -> None:
-    for name, check in (("offset", "layout"), ("size", "sizes"), ("tail", "values")):
+    for name, check in (("offset_ignored", "layout"), ("tail_lost_large", "sizes"), ("tail_lost", "values")):
         skip = dict.fromkeys(checking_module.CHECKS.keys() - {check}, "not looked at here")
         assert violations(getattr(wrong, name), skip=skip).keys() == {check}
 
@@ -188,9 +149,9 @@ def test_without_hypothesis_a_corpus_is_used_and_the_report_says_so(monkeypatch:
     monkeypatch.setattr(
         checking_module.importlib.util, "find_spec", lambda name: None if name == "hypothesis" else find_spec(name)
     )
-    report = check_op(wrong.right, torch.clone)
+    report = check_op(wrong.copied, torch.clone)
     assert any("hypothesis is not installed" in note for note in report.reported)
-    assert "layout" in violations(wrong.strides)
+    assert "layout" in violations(wrong.strides_ignored)
 
 
 def scaled(x: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -225,8 +186,8 @@ def test_given_calls_are_all_that_is_looked_at() -> None:
 
 
 def test_dtypes_that_are_left_out_are_refused_with_a_text_or_taken_rightly(wrong) -> None:
-    assert "refuses" in violations(wrong.silent, dtypes=[torch.float32])
-    assert not violations(wrong.right, dtypes=[torch.float32])
+    assert "refuses" in violations(wrong.int8_silent, dtypes=[torch.float32])
+    assert not violations(wrong.copied, dtypes=[torch.float32])
 
 
 def test_a_fresh_process_finds_the_same(monkeypatch: pytest.MonkeyPatch, wrong) -> None:
@@ -266,17 +227,17 @@ class TestClasses:
     @pytest.mark.parametrize("name", ["Forgets", "Counts"])
     def test_a_class_that_loses_its_state_is_caught(self, name: str, wrong) -> None:
         with pytest.raises(CheckFailure) as caught:
-            check_class(getattr(torch.classes.test_wrong, name), "forward", torch.clone)
+            check_class(getattr(torch.classes.identity_conv_mutants, name), "forward", torch.clone)
         assert "state" in [violation.check for violation in caught.value.violations]
 
     def test_a_right_class_passes(self, wrong) -> None:
-        assert not check_class(torch.classes.test_wrong.Kept, "forward", torch.clone).violations
+        assert not check_class(torch.classes.identity_conv_mutants.Kept, "forward", torch.clone).violations
 
     def test_wrong_use_is_said_in_one_sentence(self, wrong) -> None:
         with pytest.raises(ValueError, match="registered custom class"):
-            check_class("test_wrong.None", "forward", torch.clone)
+            check_class("identity_conv_mutants.None", "forward", torch.clone)
         with pytest.raises(ValueError, match="Kept has no method 'backward'"):
-            check_class(torch.classes.test_wrong.Kept, "backward", torch.clone)
+            check_class(torch.classes.identity_conv_mutants.Kept, "backward", torch.clone)
 
 
 class TestIsolation:
@@ -318,28 +279,6 @@ class TestIsolation:
         assert self.run([0], perform, limit=20.0) == [(0, float(1 << 21))]
 
 
-@pytest.fixture(scope="module")
-def wrong_on_cuda():
-    """The wrong operators of tests/extensions/wrong_kernels_cuda.cpp."""
-    sources = [EXTENSIONS / "wrong_kernels_cuda.cpp", EXTENSIONS / "wrong_kernels.cu"]
-    return identity_conv.Extension("test_wrong_cuda", sources).load().ops
-
-
-CAUGHT_ON_CUDA = {
-    "default_stream": {"stream"},
-    "synchronises": {"no_sync"},
-    "unaligned": {"values", "layout", "sizes"},
-    "grid": {"sizes", "accepts"},
-    "unseen": {"launch_errors"},
-    "writes_beyond": {"bounds"},
-    "reads_beyond": {"bounds"},
-    "scratch": {"two_streams"},
-    "leak": {"leak"},
-}
-
-NO_GRADIENT = dict.fromkeys(("grad", "vmap", "compile", "opcheck"), "it has no gradient")
-
-
 @pytest.mark.gpu
 class TestOnCuda:
     @pytest.mark.parametrize("kind", ["aten.clone", "aten.neg by name", "the identity", "torch.library.custom_op"])
@@ -347,14 +286,6 @@ class TestOnCuda:
         op, reference = RIGHT[kind]
         report = check_op(op(), reference, devices=["cuda"], tier="full")
         assert {"stream", "capture", "no_sync"} <= {run.check for run in report.runs if run.cases}
-
-    @pytest.mark.parametrize("name", CAUGHT_ON_CUDA)
-    def test_a_wrong_operator_is_caught_for_what_is_wrong_with_it(self, name: str, wrong_on_cuda) -> None:
-        found = violations(getattr(wrong_on_cuda, name), devices=["cuda"], tier="full", skip=NO_GRADIENT)
-        assert found.keys() & CAUGHT_ON_CUDA[name], found
-
-    def test_a_right_operator_of_the_same_make_passes(self, wrong_on_cuda) -> None:
-        check_op(wrong_on_cuda.right, torch.clone, devices=["cuda"], tier="full", skip=NO_GRADIENT)
 
 
 class TestExtensions:
