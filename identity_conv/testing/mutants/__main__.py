@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from .. import memory
-from . import Outcome, checked, kill_score, make_tensor_and_gradcheck, opcheck, table
+from . import Checker, Outcome, checked, kill_score, make_tensor_and_gradcheck, opcheck, table
 
-_CHECKERS = {"checked": checked, "opcheck": opcheck, "make_tensor": make_tensor_and_gradcheck}
+_CHECKERS: dict[str, Checker] = {"checked": checked, "opcheck": opcheck, "make_tensor": make_tensor_and_gradcheck}
 
 
 @click.command()

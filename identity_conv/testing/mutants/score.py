@@ -7,8 +7,8 @@ import multiprocessing
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,23 +189,29 @@ def kill_score(
     looks = [(checker, kernel, seed) for kernel in kernels for seed in range(seeds if kernel.is_right else 1)]
     for _, kernel, _ in looks:
         kernel.get()  # built before the clock runs
-    outcomes = []
+    outcomes: dict[int, Outcome] = {}
     with contextlib.ExitStack() as stack:
-        each = map
+        work: Iterator[tuple[int, Outcome]] = ((index, _look(*look)) for index, look in enumerate(looks))
         if processes:
             context = multiprocessing.get_context("spawn")
-            each = stack.enter_context(ProcessPoolExecutor(processes, mp_context=context)).map
-        for outcome in each(_look, looks):
-            outcomes.append(outcome)
+            pool = stack.enter_context(ProcessPoolExecutor(processes, mp_context=context))
+            # The longest first.
+            order = sorted(range(len(looks)), key=lambda index: looks[index][1].tier == "quick")
+            begun = {pool.submit(_look, *looks[index]): index for index in order}
+            work = ((begun[done], done.result()) for done in as_completed(begun))
+        for index, outcome in work:
+            outcomes[index] = outcome
             if progress:
                 progress(outcome)
-    score = Score(getattr(checker, "title", getattr(checker, "__name__", repr(checker))), tuple(outcomes))
+    score = Score(
+        getattr(checker, "title", getattr(checker, "__name__", repr(checker))),
+        tuple(outcomes[index] for index in sorted(outcomes)),
+    )
     print(score)
     return score
 
 
-def _look(what: tuple[Checker, Kernel, int]) -> Outcome:
-    checker, kernel, seed = what
+def _look(checker: Checker, kernel: Kernel, seed: int) -> Outcome:
     kernel.get()  # loaded before the clock runs
     began = time.perf_counter()
     return Outcome(kernel, checker(kernel, seed), time.perf_counter() - began)

@@ -178,7 +178,7 @@ def from_threads(count: int, size: int, times: int) -> Witness:
 
     def witness(op: Any) -> bool:
         op(torch.zeros(1))
-        wrong = []
+        wrong: list[int] = []
 
         def call(value: float) -> None:
             x = torch.full((size,), value)
@@ -229,7 +229,7 @@ def foretold_wrong(make: Make) -> Witness:
 def foretold_alias(op: Any) -> bool:
     """The fake's output is a view of its input."""
     x = torch.empty(3, device="meta")
-    return torch._C._is_alias_of(op(x), x)
+    return torch._C._is_alias_of(op(x), x)  # type: ignore[attr-defined]
 
 
 def fixes_sizes(op: Any) -> bool:
@@ -424,6 +424,9 @@ def two_streams_differ(op: Any) -> bool:
     streams = [torch.cuda.Stream() for _ in inputs]
     torch.cuda.synchronize()
     outputs: list[list[torch.Tensor]] = [[], []]
+    for stream in streams:  # so that both have work at once
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(_PENDING_CYCLES // 10)
     for _ in range(100):
         for x, stream, got in zip(inputs, streams, outputs, strict=True):
             with torch.cuda.stream(stream):
