@@ -290,7 +290,7 @@ class _Perform:
 _ABOUT = {
     "test_schema": ("inputs_untouched", "alias"),
     "test_autograd_registration": ("grad",),
-    "test_faketensor": ("fake",),
+    "test_faketensor": ("fake", "strides", "dtype"),
     "test_aot_dispatch_dynamic": ("symbolic", "compile", "grad"),
 }
 
@@ -384,9 +384,18 @@ def _overload(kernel: Kernel) -> Any:
 
 
 def _arguments(op: Any, x: torch.Tensor) -> tuple[Any, ...]:
-    """`x` for every tensor that must be given, 2 for every number."""
+    """`x` for the first tensor that must be given, others like it for the next ones, and 2 for every number."""
     needed = [argument for argument in op._schema.arguments if not argument.has_default_value()]
-    return tuple(x if isinstance(argument.type, torch.TensorType) else 2.0 for argument in needed)
+    first = next(argument for argument in needed if isinstance(argument.type, torch.TensorType))
+    return tuple(
+        2.0 if not isinstance(argument.type, torch.TensorType) else x if argument is first else _like(x)
+        for argument in needed
+    )
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    other = torch.testing.make_tensor(x.shape, dtype=x.dtype, device=x.device)
+    return torch.empty_like(x).copy_(other).requires_grad_(x.requires_grad)
 
 
 def table(records: Sequence[dict[str, Any]]) -> str:

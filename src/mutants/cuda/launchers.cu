@@ -8,6 +8,9 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// What stands behind an output that was written beyond its end.
+constexpr char kMark = '\x9d';
+
 __device__ int64_t here() { return blockIdx.x * int64_t{kThreads} + threadIdx.x; }
 
 unsigned blocks_for(int64_t count) {
@@ -53,6 +56,11 @@ __global__ void by_int(const char* from, char* to, int64_t size) {
 __global__ void and_read_behind(const char* from, char* to, int64_t size) {
   if (here() < size) to[here()] = from[here()];
   if (here() == 0) (void)*static_cast<const volatile char*>(from + size);
+}
+
+__global__ void and_write_behind(const char* from, char* to, int64_t size) {
+  if (here() < size) to[here()] = from[here()];
+  if (here() == 0) to[size] = kMark;
 }
 
 // A warp that is late reads what another has not written yet: the first one waits.
@@ -119,6 +127,10 @@ void copy_by_int(const char* from, char* to, int64_t size, CUstream_st* stream) 
 
 void copy_and_read_behind(const char* from, char* to, int64_t size, CUstream_st* stream) {
   and_read_behind<<<blocks_for(size), kThreads, 0, stream>>>(from, to, size);
+}
+
+void copy_and_write_behind(const char* from, char* to, int64_t size, CUstream_st* stream) {
+  and_write_behind<<<blocks_for(size), kThreads, 0, stream>>>(from, to, size);
 }
 
 void copy_without_barrier(const char* from, char* to, int64_t size, CUstream_st* stream) {

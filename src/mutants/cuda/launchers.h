@@ -35,6 +35,9 @@ void copy_by_int(const char* from, char* to, int64_t size, CUstream_st* stream);
 // Reads from[size] too.
 void copy_and_read_behind(const char* from, char* to, int64_t size, CUstream_st* stream);
 
+// Writes to[size] too.
+void copy_and_write_behind(const char* from, char* to, int64_t size, CUstream_st* stream);
+
 // Turned around in shared memory and back, with no barrier between.
 void copy_without_barrier(const char* from, char* to, int64_t size, CUstream_st* stream);
 
