@@ -123,6 +123,14 @@ def test_a_failure_shows_check_sentence_plan_and_a_program_that_shows_it(wrong) 
     assert result.removeprefix("result") != expected.removeprefix("expected")
 
 
+@pytest.mark.parametrize(
+    ("op", "reference"), [("aten::eq.Tensor", lambda x, y: x == y), ("aten::isnan", lambda x: x != x)]
+)
+def test_a_truth_value_has_no_gradient_to_miss(op: str, reference) -> None:
+    others = dict.fromkeys(checking_module.CHECKS.keys() - {"grad"}, "not looked at here")
+    assert not violations(op, reference, skip=others)
+
+
 def test_what_is_skipped_is_not_told_and_stands_in_the_report(wrong) -> None:
     reason = "no training yet"
     report = check_op(wrong.grad_missing, torch.clone, skip={"grad": reason})
