@@ -193,6 +193,20 @@ def test_given_calls_are_all_that_is_looked_at() -> None:
     assert {run.cells and next(iter(run.cells))[0] for run in report.runs if run.check == "values"} == {"float32"}
 
 
+def copied_without_strides(x: torch.Tensor) -> torch.Tensor:
+    """Wrong where `x` isn't dense; other sizes than it is meant for end the process."""
+    if x.shape != (8, 4):
+        os.abort()
+    return torch.as_strided(x, (8, 4), (4, 1)).clone()
+
+
+def test_given_calls_are_not_shrunk_to_sizes_that_nobody_gave() -> None:
+    kept = {"values", "layout", "sizes"}
+    skip = dict.fromkeys(checking_module.CHECKS.keys() - kept, "not looked at here")
+    found = violations(copied_without_strides, inputs=[Call((TensorPlan((8, 4), permutation=(1, 0)),))], skip=skip)
+    assert found.keys() == {"layout"}
+
+
 def test_dtypes_that_are_left_out_are_refused_with_a_text_or_taken_rightly(wrong) -> None:
     assert "refuses" in violations(wrong.int8_silent, dtypes=[torch.float32])
     assert not violations(wrong.copied, dtypes=[torch.float32])

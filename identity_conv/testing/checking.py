@@ -275,6 +275,8 @@ def _of_death(
         return here, index
 
     def dies(candidate: Call) -> bool:
+        if not settings.allows(candidate, instead_of=call):
+            return False
         told = isolation.run([(candidate, device)], _Once(replace(settings, limit=1.0)), how="fork", limit=1.0)
         return any(isinstance(each, isolation.Death) for _, each in told)
 

@@ -60,6 +60,10 @@ class Settings:
     def full(self) -> bool:
         return self.tier != "quick"
 
+    def allows(self, smaller: Call, *, instead_of: Call) -> bool:
+        """Whether one call may be shrunk to another: calls that were given say nothing of other sizes."""
+        return self.given_calls is None or [p.shape for p in smaller.plans] == [p.shape for p in instead_of.plans]
+
 
 class Bench:
     """Where one stage's calls are made, on one device, in a child process.
@@ -183,6 +187,8 @@ class Bench:
             seconds = 1.5 if self.full else 0.3
 
         def fails(candidate: Call) -> bool:
+            if not self.settings.allows(candidate, instead_of=call):
+                return False
             return any(each.check == finding.check for each in self._quietly(candidate))
 
         small = shrink(call, fails, seconds=seconds)
