@@ -53,6 +53,7 @@ def test_ships_every_source_and_no_test(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names} == {
         "identity_conv",
         "_identity_conv_entry.py",
+        "_identity_conv_pytest.py",
         wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info",
     }
 

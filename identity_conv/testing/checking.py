@@ -19,7 +19,7 @@ from .compare import Comparison, exact
 from .examine import Bench, Settings, describe, name_by_need
 from .plan import TensorPlan
 from .registry import CHECKS, STAGES, TIERS, Stage
-from .report import CheckFailure, CheckRun, Report, Violation
+from .report import LISTENERS, CheckFailure, CheckRun, Report, Violation
 from .shrink import shrink
 from .subject import Subject, Supplier
 
@@ -131,6 +131,8 @@ def check(
     for device in chosen:
         _run(settings, device, kind, report)
     report.seconds = time.perf_counter() - started
+    for listener in LISTENERS:
+        listener(report)
     if report.violations:
         raise CheckFailure(report)
     return report
@@ -279,6 +281,8 @@ def _of_death(
         return here, index
 
     def dies(candidate: Call) -> bool:
+        if not settings.allows(candidate, instead_of=call):
+            return False
         told = isolation.run([(candidate, device)], _Once(replace(settings, limit=1.0)), how="fork", limit=1.0)
         return any(isinstance(each, isolation.Death) for _, each in told)
 

@@ -132,8 +132,10 @@ def _states(cls: Any, given: Mapping[str, Any]) -> list[State]:
     refused: Exception | None = None
     for attempt in range(60):
         source = draws.RandomSource(attempt)
+        # In turn, as a state may be kept in one dtype whatever it was.
+        dtype = (torch.float32, torch.float64, torch.bfloat16)[attempt % 3]
         try:
-            drawn = schema.state(source, cls, functools.partial(draws.plan, source, (3,), torch.float32), suppliers)
+            drawn = schema.state(source, cls, functools.partial(draws.plan, source, (3,), dtype), suppliers)
             drawn.build()
         except (RuntimeError, ValueError, TypeError) as error:
             refused = error
@@ -295,6 +297,9 @@ def states(bench: Bench, start: int) -> None:
     """Objects through every way of keeping them: their fields, and what their methods give."""
     subject = _of(bench)
     samples = _samples(bench)
+    if text := _changed_by_others(subject, bench.device):
+        bench.violate("state", f"making other objects changed {subject.state!r}: {text}")
+        return
     for index, (what, obj) in enumerate(_changed_states(bench)):
         if index < start:
             continue
@@ -331,6 +336,18 @@ def states(bench: Bench, start: int) -> None:
                     return
     if _flattened(subject.object) is None:
         bench.tell("it has no __obj_flatten__: its fields can't be compared, nor can it be exported")
+
+
+def _changed_by_others(subject: MethodSubject, device: str) -> str | None:
+    """What other objects change in the first one, by being made."""
+    first = subject.state.build(device)
+    was = _flattened(first)
+    for state in subject.states[1:]:
+        other = state.build(device)
+        if was is not None and (text := _fields_differ(_flattened(first) or {}, was)):
+            return text
+        del other
+    return None
 
 
 def _rebuilt(subject: Any, obj: Any) -> Any:

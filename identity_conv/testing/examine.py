@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from . import memory
+from . import draws, memory
 from .call import Call, tensors_in
 from .compare import Comparison, dense, raw, same_bytes
 from .isolation import Blackboard
@@ -60,6 +60,10 @@ class Settings:
     @property
     def full(self) -> bool:
         return self.tier != "quick"
+
+    def allows(self, smaller: Call, *, instead_of: Call) -> bool:
+        """Whether one call may be shrunk to another: calls that were given say nothing of other sizes."""
+        return self.given_calls is None or [p.shape for p in smaller.plans] == [p.shape for p in instead_of.plans]
 
 
 class Bench:
@@ -113,8 +117,10 @@ class Bench:
         self._board.note((self.index, call), limit)
         if isinstance(call, Call):
             for plan in call.plans:
-                cell = (str(plan.dtype).removeprefix("torch."), plan.kinds[0])
-                self.cells[cell] = self.cells.get(cell, 0) + 1
+                for kind in plan.kinds:
+                    if kind in ("dense", *draws.LAYOUTS):
+                        cell = (str(plan.dtype).removeprefix("torch."), kind)
+                        self.cells[cell] = self.cells.get(cell, 0) + 1
 
     def end_if_broken(self, error: BaseException) -> None:
         """Ends this process if `error` has left CUDA unusable, as an illegal access does; its parent goes on."""
@@ -192,6 +198,8 @@ class Bench:
             seconds = 1.5 if self.full else 0.3
 
         def fails(candidate: Call) -> bool:
+            if not self.settings.allows(candidate, instead_of=call):
+                return False
             return any(each.check == finding.check for each in self._quietly(candidate))
 
         small = shrink(call, fails, seconds=seconds)

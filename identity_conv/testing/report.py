@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ class CheckRun:
     violations: list[Violation] = field(default_factory=list)
     #: What is no violation and yet worth knowing, such as ``func.grad: refused by torch``.
     notes: list[str] = field(default_factory=list)
-    #: How often each (dtype, layout) was reached.
+    #: How often each (dtype, layout) was reached; a tensor may have several layouts.
     cells: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
@@ -176,6 +176,10 @@ class Report:
             f"<p>{html.escape(self._headline())}</p><table>{row(('check', 'device', 'verdict', 'calls', 's'), 'th')}"
             f"{body}</table>" + (f"<ul>{notes}</ul>" if notes else "")
         )
+
+
+#: Called with every report, also one of violations; the pytest plugin listens.
+LISTENERS: list[Callable[[Report], None]] = []
 
 
 class CheckFailure(AssertionError):
