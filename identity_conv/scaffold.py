@@ -71,7 +71,8 @@ def _class_name(name: str) -> str:
 
 def _kept(text: str, parts: Collection[str]) -> str:
     """The text without marks, and without what stands between those of parts that weren't asked for."""
-    lines, within = [], []
+    lines: list[str] = []
+    within: list[bool] = []
     for line in text.splitlines(keepends=True):
         if mark := _MARK.match(line):
             if mark[1]:

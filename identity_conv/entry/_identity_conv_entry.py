@@ -22,4 +22,4 @@ def run_program() -> None:
         from identity_conv import targets
 
         program = targets.program().build()
-    os.execv(program, [program, *sys.argv[1:]])
+    os.execv(program, [str(program), *sys.argv[1:]])
