@@ -7,6 +7,7 @@ holder, and done once its output stands under its own name.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import time
@@ -18,9 +19,11 @@ from typing import Any
 
 import torch
 
+from . import progress
 from .package import Package, inspect_package, load_package
 
 _LOCKS = ".taken"
+_NOTE = ".package"
 _WAIT_S = 0.2
 
 
@@ -55,7 +58,8 @@ def run(
 ) -> Outcome:
     """Runs the package on every ``.pt`` file of a folder and writes an output of the same name for each.
 
-    It may be started again after any end: what is done stays done. Started by torchrun, each rank works on its own
+    It may be started again after any end: what is done stays done, and an input that has changed since is run again.
+    Started by torchrun, each rank works on its own
     GPU. Ranks on several hosts share both folders, on a file system whose locks hold among hosts (NFS 4, Lustre with
     ``flock``).
 
@@ -69,8 +73,8 @@ def run(
 
     Raises:
         FileNotFoundError: `inputs` isn't there, or holds no ``.pt`` file.
-        ValueError: `outputs` is the folder of the inputs; or, after all others are done, inputs that can't be read
-            or that the package refuses: the sentence counts them and names the first.
+        ValueError: `outputs` is the folder of the inputs, or has outputs of another package; or, after all others are
+            done, inputs that can't be read or that the package refuses: each has been named on stderr by then.
         PackageError: the package can't be loaded here.
 
     Example::
@@ -86,16 +90,18 @@ def run(
         raise ValueError(f"run: outputs must be another folder than that of the inputs, got {str(target)!r}")
     loaded = load_package(package, device=device or _gpu_of_this_rank(package))
     target.mkdir(parents=True, exist_ok=True)
+    _be_of(target, package)
     start = time.monotonic()
-    own, refused = 0, []
+    own, refused = 0, 0
     for file in _taken(files, target):
         try:
             _write(target / file.name, _call(loaded, file))
             own += 1
         except ValueError as error:
-            refused.append(error)
+            progress.say(f"{file}: {error}")
+            refused += 1
     if refused:
-        raise ValueError(f"run: {len(refused)} of {len(files)} inputs failed, the first: {refused[0]}")
+        raise ValueError(f"run: {refused} of {len(files)} inputs failed, each for its reason above")
     return Outcome(own, len(files) - own, time.monotonic() - start, str(loaded.device))
 
 
@@ -108,11 +114,35 @@ def _gpu_of_this_rank(package: str | os.PathLike[str]) -> str | None:
     return f"cuda:{int(rank) % torch.cuda.device_count()}" if host.get("device") == "cuda" else None
 
 
+def _be_of(outputs: Path, package: str | os.PathLike[str]) -> None:
+    """Notes in the folder which package its outputs are of."""
+    digest = hashlib.sha256(Path(package).read_bytes()).hexdigest()
+    note = outputs / _NOTE
+    if not note.exists():
+        unfinished = outputs / f"{_NOTE}.{os.getpid()}.new"
+        unfinished.write_text(digest)
+        with suppress(FileExistsError):
+            os.link(unfinished, note)  # whoever is first: all others then read it
+        unfinished.unlink()
+    if note.read_text() != digest:
+        raise ValueError(
+            f"run: outputs must be a folder for this package's outputs, and {str(outputs)!r} has another's"
+        )
+
+
+def _is_done(file: Path, outputs: Path) -> bool:
+    """Whether the output is there, and no older than the input."""
+    try:
+        return (outputs / file.name).stat().st_mtime_ns >= file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return False
+
+
 def _taken(files: list[Path], outputs: Path) -> Iterator[Path]:
     """The files that this process takes, one at a time, until every other is done or was tried here."""
     from filelock import FileLock, Timeout
 
-    left = [file for file in files if not (outputs / file.name).exists()]
+    left = [file for file in files if not _is_done(file, outputs)]
     # Ranks that start at different places seldom want the same file.
     random.shuffle(left)
     locks = outputs / _LOCKS
@@ -123,15 +153,17 @@ def _taken(files: list[Path], outputs: Path) -> Iterator[Path]:
             lock = FileLock(locks / f"{file.name}.lock")
             try:
                 with lock.acquire(timeout=0):
-                    if not (outputs / file.name).exists():
+                    if not _is_done(file, outputs):
                         yield file
-                    if (outputs / file.name).exists():  # which whoever locks the removed file finds
-                        Path(lock.lock_file).unlink(missing_ok=True)
             except Timeout:
                 held_by_others.append(file)
-        left = [file for file in held_by_others if not (outputs / file.name).exists()]
+        left = [file for file in held_by_others if not _is_done(file, outputs)]
         if left:
             time.sleep(_WAIT_S)
+    # Also those that a killed process left. Whoever locks a removed file still finds the output.
+    for file in files:
+        if _is_done(file, outputs):
+            (locks / f"{file.name}.lock").unlink(missing_ok=True)
     with suppress(OSError):  # it isn't empty, or is gone
         locks.rmdir()
 
@@ -139,11 +171,14 @@ def _taken(files: list[Path], outputs: Path) -> Iterator[Path]:
 def _call(package: Package, file: Path) -> Any:
     try:
         arguments = torch.load(file, map_location=package.device, weights_only=True)
+    except Exception as error:  # whatever a file may hold
+        raise ValueError("it is no file of tensors as torch.save writes it") from error
+    try:
         if isinstance(arguments, dict):
             return package(**arguments)
         return package(*(arguments if isinstance(arguments, list | tuple) else (arguments,)))
-    except Exception as error:  # whatever a file may hold
-        raise ValueError(f"{file}: {error}") from error
+    except Exception as error:  # whatever the model may raise
+        raise ValueError(f"{error or type(error).__name__}") from error
 
 
 def _write(path: Path, output: Any) -> None:

@@ -155,9 +155,10 @@ def run(package: Path, inputs: Path, outputs: Path, device: str | None) -> None:
     """Runs PACKAGE on every .pt file of the folder INPUTS, or on that file; the outputs go to the folder OUTPUTS.
 
     \b
-    An input is a tensor, a list or tuple of the model's positional arguments, or a dict of its keyword
-    arguments, as torch.save writes it. Started again it does what isn't done yet; several at once, on one
-    host or many, share the work. An input that fails is named at the end, when all others are done.
+    An input is a tensor, a list or tuple of the model's positional arguments, or a dict of those that the
+    export had by keyword, as torch.save writes it. Started again it does what isn't done yet, or has
+    changed since; several at once, on one host or many, share the work. OUTPUTS is for one package. An
+    input that fails is named, and the others are done.
 
     \b
     Example:

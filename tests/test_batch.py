@@ -15,6 +15,7 @@ import pytest
 import torch
 from support_build import CONSOLE_SCRIPT, environment, run_python
 
+import identity_conv
 from identity_conv import batch
 
 
@@ -30,7 +31,7 @@ def inputs(tmp_path: Path) -> Path:
 def check(inputs: Path, outputs: Path) -> None:
     """Every output is there, right, and nothing else is."""
     names = sorted(path.name for path in inputs.glob("*.pt"))
-    assert sorted(path.name for path in outputs.iterdir()) == names
+    assert sorted(path.name for path in outputs.iterdir()) == [".package", *names]
     for name in names:
         assert torch.equal(torch.load(outputs / name).cpu(), torch.load(inputs / name))
 
@@ -41,9 +42,18 @@ def test_is_restartable(packages: dict[str, Path], inputs: Path, tmp_path: Path)
     assert (first.done, first.by_others, first.device) == (12, 0, "cpu")
     check(inputs, outputs)
     (outputs / "3.pt").unlink()
+    torch.save(torch.full((1, 3, 4, 5), -1.0), inputs / "4.pt")
     again = batch.run(packages["cpu"], inputs, outputs)
-    assert (again.done, again.by_others) == (1, 11)
+    assert (again.done, again.by_others) == (2, 10)
     check(inputs, outputs)
+
+
+def test_outputs_of_another_package_are_refused(packages: dict[str, Path], inputs: Path, tmp_path: Path) -> None:
+    batch.run(packages["cpu"], inputs, tmp_path / "outputs")
+    other = tmp_path / "model.pt2"
+    identity_conv.compile_package(identity_conv.export(identity_conv.IdentityModel(), (torch.ones(1, 3, 4, 5),)), other)
+    with pytest.raises(ValueError, match=r"outputs must be a folder for this package's outputs, and '.*outputs' has"):
+        batch.run(other, inputs, tmp_path / "outputs")
 
 
 def test_ranks_share_the_work(packages: dict[str, Path], inputs: Path, tmp_path: Path) -> None:
@@ -68,6 +78,7 @@ def test_ranks_share_the_work(packages: dict[str, Path], inputs: Path, tmp_path:
 # Slow calls, so that kills fall into them, and a line for each output that stands.
 WORKER = """
 import os, sys, time
+import identity_conv
 from identity_conv import batch
 log = os.open(sys.argv[4], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 call, write = batch._call, batch._write
@@ -110,14 +121,16 @@ def test_nothing_is_lost_or_done_twice_when_workers_are_killed(
     assert max(Counter(log.read_text().split()).values()) == 1
 
 
-def test_an_input_that_fails_is_named_after_all_others_are_done(
+def test_every_input_that_fails_is_named_and_the_others_are_done(
     packages: dict[str, Path], inputs: Path, tmp_path: Path
 ) -> None:
     torch.save(torch.zeros(1, 4, 4, 4), inputs / "wrong.pt")
     (inputs / "none.pt").write_bytes(b"no tensor")
     done = run_python(*CONSOLE_SCRIPT, "run", packages["cpu"], inputs, tmp_path / "outputs")
     assert done.returncode == 1
-    assert "2 of 14 inputs failed, the first: " in done.stderr
+    assert "identity-conv: run: 2 of 14 inputs failed" in done.stderr
+    assert "wrong.pt: input x: size of dimension 1 must be 3, got 4" in done.stderr
+    assert "none.pt: it is no file of tensors as torch.save writes it" in done.stderr
     assert len(list((tmp_path / "outputs").glob("*.pt"))) == 12
     (inputs / "none.pt").unlink()
     (inputs / "wrong.pt").unlink()
@@ -134,9 +147,10 @@ def test_arguments_by_position_and_by_name(given: Callable, tmp_path: Path, monk
             return 2 * x
 
     monkeypatch.setattr(batch, "load_package", lambda *args, **kwargs: Doubles())
+    (tmp_path / "model.pt2").touch()
     x = torch.randn(2, 3)
     torch.save(given(x), tmp_path / "x.pt")
-    assert batch.run("model.pt2", tmp_path / "x.pt", tmp_path / "outputs").done == 1
+    assert batch.run(tmp_path / "model.pt2", tmp_path / "x.pt", tmp_path / "outputs").done == 1
     assert torch.equal(torch.load(tmp_path / "outputs" / "x.pt"), 2 * x)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import io
 import os
 import subprocess
 import sys
@@ -202,6 +204,69 @@ product_by_python.register_fake(lambda x, y: x * y)
 product_by_python.register_autograd(
     _product_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
 )
+
+
+# A factor of 0 would hide that it is wrong, and make a right one's gradient NaN.
+@torch.library.custom_op("test_checks::square_more", mutates_args=())
+def square_more_by_python(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x + factor * x * x
+
+
+square_more_by_python.register_fake(lambda x, factor: torch.empty_like(x))
+square_more_by_python.register_autograd(
+    lambda ctx, grad: (grad * (1 + ctx.factor * ctx.saved_tensors[0]), None),
+    setup_context=lambda ctx, inputs, output: (
+        ctx.save_for_backward(inputs[0]),
+        setattr(ctx, "factor", inputs[1]),
+    )[0],
+)
+
+
+@torch.library.custom_op("test_checks::softcap", mutates_args=())
+def softcap_by_python(x: torch.Tensor, cap: float) -> torch.Tensor:
+    return cap * torch.tanh(x / cap)
+
+
+softcap_by_python.register_fake(lambda x, cap: torch.empty_like(x))
+softcap_by_python.register_autograd(
+    lambda ctx, grad: (grad * (1 - torch.tanh(ctx.saved_tensors[0] / ctx.cap) ** 2), None),
+    setup_context=lambda ctx, inputs, output: (ctx.save_for_backward(inputs[0]), setattr(ctx, "cap", inputs[1]))[0],
+)
+
+
+@torch.library.custom_op("test_checks::negated", mutates_args=())
+def negated_by_python(x: torch.Tensor) -> torch.Tensor:
+    return -x
+
+
+negated_by_python.register_fake(torch.empty_like)
+negated_by_python.register_autograd(lambda ctx, grad: -2 * grad)
+
+
+def test_a_wrong_gradient_is_caught_whatever_a_required_number_may_be() -> None:
+    found = violations(
+        square_more_by_python, lambda x, factor: x + factor * x * x, dtypes=[torch.float64], skip=alone("grad")
+    )
+    assert "the gradient: at" in found["grad"]
+
+
+def test_a_right_gradient_passes_where_some_numbers_have_none() -> None:
+    checked = alone("grad", "second_order")
+    check_op(softcap_by_python, lambda x, cap: cap * torch.tanh(x / cap), dtypes=[torch.float64], skip=checked)
+
+
+@pytest.mark.parametrize("check", ["grad", "second_order", "forward_ad"])
+def test_the_program_of_a_wrong_derivative_shows_it(check: str, wrong) -> None:
+    # Forward mode is torch's refusal for the first.
+    op, reference = (wrong.tangent_zero, torch.clone) if check == "forward_ad" else (negated_by_python, torch.neg)
+    with pytest.raises(CheckFailure) as caught:
+        check_op(op, reference, dtypes=[torch.float64], skip=alone("grad", check))
+    violation = next(each for each in caught.value.violations if each.check == check)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(violation.reproducer, {})
+    mine, right = printed.getvalue().split("derivative of result")[1].split("derivative of expected")
+    assert mine.strip() != right.strip()
 
 
 @torch.library.custom_op("test_checks::running", mutates_args=())

@@ -484,7 +484,7 @@ class TestImport:
             "print(identity_conv.identity_conv(torch.ones(1)))",
         )
         assert found.returncode == 0, found.stderr
-        assert found.stdout.startswith("tensor([1., 1.]) ScriptObject")
+        assert found.stdout.startswith("tensor([1., 1.]) IdentityConvClass(channels=3)")
 
     def test_it_is_a_name_of_the_package(self) -> None:
         found = run_python(

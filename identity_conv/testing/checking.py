@@ -28,6 +28,12 @@ _DEATHS = 2  # of one stage, after which it is left
 _HANGS = 3  # after which everything is left
 _FRESH_DEATHS = 5  # of fresh processes, which take seconds to start, after which everything is left
 _LIMIT_S = {"quick": 3.0, "full": 5.0}
+_OF_DERIVATIVES = ("grad", "second_order", "forward_ad", "func")
+# Checks whose violation a single call doesn't show.
+_OF_SURROUNDINGS = (
+    "threads", "no_memory", "deterministic", "vmap", "compile", "export", "aoti", "dtensor", "fake", "symbolic",
+    "opcheck", "stream", "two_streams", "capture", "no_sync", "device_guard", "leak",
+)  # fmt: skip
 # What glibc says where it finds memory beside a block damaged.
 _DAMAGED = ("free(): ", "malloc(): ", "realloc(): ", "malloc_consolidate(): ", "munmap_chunk(): ", "corrupt")
 
@@ -73,6 +79,7 @@ def check_op(
         >>> check_op(torch.ops.aten.neg, torch.neg)  # doctest: +SKIP
         aten.neg.default: no violation in 1503 calls, tier quick, seed 0, 1.4 s
     """
+    __tracebackhide__ = True  # pytest then shows the line of the test
     subject = Subject(op, reference, suppliers(inputs))
     return check(subject, inputs, dtypes, compare, devices, skip, tier, seed, kind="op")
 
@@ -90,6 +97,7 @@ def check(
     kind: str,
 ) -> Report:
     """What check_op and check_class have in common; `kind` is "op" or "class"."""
+    __tracebackhide__ = True
     _check_arguments(subject, devices, skip, tier, compare, seed)
     skip = dict(skip or {})
     if "grad" in skip:  # without a first derivative there is nothing to see in these
@@ -457,11 +465,23 @@ def _with_reproducer(violation: Violation, settings: Settings) -> Violation:
     after = [f"expected = {reference}({', '.join(given)})"] if reference else ["# expected: what the reference gives"]
     shown = ["result", *(["expected"] if reference else [])]
     after += [f'print("{name}", {name}.dtype, {name}.device, {name}.stride(), {name})' for name in shown]
+    called = _expression(subject.op) or f"operator  # {subject.name}"
+    wanted = [
+        name
+        for name, value, is_plan in (*_described(arguments, call.args), *_described(call.kwargs, call.kwargs.values()))
+        if is_plan and (value.dtype.is_floating_point or value.dtype.is_complex)
+    ]
+    if violation.check in _OF_DERIVATIVES and wanted and _expression(subject.op):
+        after += reproducer.derivatives(
+            violation.check, {"result": called, **({"expected": reference} if reference else {})}, given, wanted
+        )
+    elif violation.check in _OF_SURROUNDINGS:
+        after.append(f"# This is the call alone; the check {violation.check} makes it in other surroundings.")
     libraries, modules = subject.homes() if not (subject.qualified or "aten::").startswith("aten::") else ([], [])
     try:
         text = reproducer.python(
             call,
-            _expression(subject.op) or f"operator  # {subject.name}",
+            called,
             names=[argument.name for argument in arguments],
             device=violation.device,
             before=[

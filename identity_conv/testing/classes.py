@@ -62,6 +62,7 @@ def check_class(
     """
     from .checking import check, suppliers
 
+    __tracebackhide__ = True  # pytest then shows the line of the test
     subject = MethodSubject(cls, method, reference, state, suppliers(inputs))
     return check(subject, inputs, dtypes, compare, devices, skip, tier, seed, kind="class")
 

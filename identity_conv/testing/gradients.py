@@ -15,7 +15,12 @@ from .examine import Bench, describe
 from .plan import TensorPlan
 from .registry import BOTH, stage
 
-_close = close()
+
+def _derivatives_differ(bench: Bench, mine: torch.Tensor, theirs: torch.Tensor) -> str | None:
+    """Where they differ by more than orders of summation explain, and by more than the outputs may."""
+    wide = mine.dtype not in (torch.float16, torch.bfloat16)
+    text = close(64 * torch.finfo(mine.dtype).eps)(mine, theirs) if wide else close()(mine, theirs)
+    return text and bench.compare(mine, theirs) and text
 
 
 def _floating(bench: Bench) -> list[torch.dtype]:
@@ -102,7 +107,7 @@ _KINDS = (
 )  # fmt: skip
 
 
-def _compared(got: Any, want: Any, what: str) -> str | None:
+def _compared(bench: Bench, got: Any, want: Any, what: str) -> str | None:
     """Where gradients differ, each a tensor or None."""
     for index, (mine, theirs) in enumerate(zip(got, want, strict=True)):
         where = f"{what} of input {index}" if len(want) > 1 else what
@@ -115,7 +120,7 @@ def _compared(got: Any, want: Any, what: str) -> str | None:
             continue
         if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
             return f"{where}: expected {tuple(theirs.shape)} of {theirs.dtype}, got {tuple(mine.shape)} of {mine.dtype}"
-        if text := _close(mine, theirs):
+        if text := _derivatives_differ(bench, mine, theirs):
             return f"{where}: {text}"
     return None
 
@@ -176,7 +181,7 @@ def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
         if any("autograd kernel was not registered" in str(each.message) for each in caught):
             return "no autograd kernel is registered: what backward gives is an accident"
         expected: Any = torch.autograd.grad(wanted, theirs, incoming, retain_graph=True, allow_unused=True)
-        if text := _compared(found, expected, "the gradient"):
+        if text := _compared(bench, found, expected, "the gradient"):
             return f"{text}; the gradient that comes in is {kind}"
         with torch.no_grad():
             if any(
@@ -185,7 +190,7 @@ def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
             ):
                 return f"backward changed the gradient that came in, which was {kind}"
         again = torch.autograd.grad(got, mine, incoming, retain_graph=True, allow_unused=True)
-        if text := _compared(again, expected, "the gradient"):
+        if text := _compared(bench, again, expected, "the gradient"):
             return f"{text}; in a second backward through the same graph"
     if bench.full and got[0].numel():
         batch = [torch.stack([each, 2 * each]) for each in (_incoming(each, "dense") for each in wanted)]
@@ -195,7 +200,7 @@ def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
             bench.tell(f"is_grads_batched: refused by torch: {describe(error)[:120]}")
         else:
             expected = torch.autograd.grad(wanted, theirs, batch, allow_unused=True, is_grads_batched=True)
-            if text := _compared(found, expected, "the gradient"):
+            if text := _compared(bench, found, expected, "the gradient"):
                 return f"{text}; with is_grads_batched"
     return None
 
@@ -309,7 +314,7 @@ def second_order(bench: Bench, start: int) -> None:
             return
         if found is None:
             return  # `grad` tells
-        if text := _compared(found, expected, "the second derivative"):
+        if text := _compared(bench, found, expected, "the second derivative"):
             bench.violate("second_order", text, call)
             return
 
@@ -357,7 +362,7 @@ def forward_mode(bench: Bench, start: int) -> None:
                     break
                 bench.violate("forward_ad", "the output has no tangent though the input has one", call)
                 return
-            if text := _compared(found, expected, "the tangent"):
+            if text := _compared(bench, found, expected, "the tangent"):
                 bench.violate("forward_ad", f"{text}; the tangent that comes in is {kind}", call)
                 return
 
@@ -422,7 +427,7 @@ def _transformed(bench: Bench, call: Call, place: int) -> bool:
         except Exception as error:
             bench.tell(f"{name}: refused by torch: {describe(error)[:160]}")
             continue
-        if text := _compared([found], [expected], f"func.{name}"):
+        if text := _compared(bench, [found], [expected], f"func.{name}"):
             if name in forward and subject.autograd_in_python:
                 bench.tell(f"{name}: torch has no forward mode for gradients registered from Python; it gives zeros")
                 continue

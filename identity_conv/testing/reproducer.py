@@ -116,6 +116,55 @@ def python(
     return _text([*lines, f"{result} = {op}({', '.join(given)})", *after])
 
 
+#: By the check: of outputs `y` that need gradients and of inputs, what is printed.
+_DERIVATIVES = {
+    "grad": """\
+    dense = [torch.linspace(1, 2, each.numel()).to(each).view(each.shape) for each in y]
+    expanded = [torch.ones((), dtype=each.dtype, device=each.device).expand(each.shape) for each in y]
+    return [torch.autograd.grad(y, inputs, incoming, retain_graph=True, allow_unused=True)
+            for incoming in (dense, expanded)]""",
+    "second_order": """\
+    first = torch.autograd.grad([(each * each).sum() for each in y], inputs, create_graph=True, allow_unused=True)
+    first = [each for each in first if each is not None and each.requires_grad]
+    return torch.autograd.grad([each.sum() for each in first], inputs, allow_unused=True)""",
+}
+
+
+def derivatives(check: str, functions: Mapping[str, str], given: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Lines that print derivatives of a call.
+
+    Args:
+        check: which: "grad", "second_order", or forward ones.
+        functions: an expression for each function, by the name that its results are printed under.
+        given: the arguments as they stand in the call.
+        wanted: the names of the tensors to differentiate by.
+    """
+    names = ", ".join(wanted)
+    outputs = [
+        "    y = y if isinstance(y, (tuple, list)) else [y]",
+        "    y = [each for each in y if each.requires_grad]",
+    ]
+    if check in _DERIVATIVES:
+        body = [
+            f"inputs = [each.detach().requires_grad_() for each in ({names},)]",
+            "",
+            "def derivative(function):",
+            f"    {names}{',' if len(wanted) == 1 else ''} = inputs",
+            f"    y = function({', '.join(given)})",
+            *outputs,
+            *_DERIVATIVES[check].splitlines(),
+        ]
+    else:
+        body = [
+            f"inputs = ({names},)",
+            "",
+            "def derivative(function):",
+            "    ones = tuple(torch.ones_like(each) for each in inputs)",
+            f"    return torch.func.jvp(lambda {names}: function({', '.join(given)}), inputs, ones)[1]",
+        ]
+    return [*body, "", *(f'print("derivative of {name}", derivative({each}))' for name, each in functions.items())]
+
+
 def cpp(
     call: Call,
     op: str,

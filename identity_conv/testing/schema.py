@@ -20,8 +20,9 @@ from .state import State
 
 Operator = Any  # a packet or an overload of torch.ops, what torch.library.custom_op gives, a name, or a function
 
-_NUMBERS = (0, 1, -1, 2, 0.5, -2.0, 3, 1e-3, 7, 100.0)
-_FLOATS = (0.0, 1.0, -1.0, 0.5, 2.0, 1e-3, -0.0, 100.0, 1e30)
+# The first is what most calls have: with 0 for a factor every result is 0, whatever the kernel does.
+_NUMBERS = (2, 0, 1, -1, 0.5, -2.0, 3, 1e-3, 7, 100.0)
+_FLOATS = (1.5, 0.5, 0.0, 1.0, -1.0, 2.0, 1e-3, -0.0, 100.0, 1e30)
 
 
 def overload_of(op: Operator) -> torch._ops.OpOverload:
@@ -228,7 +229,7 @@ _DRAWN: dict[str, Callable[[draws.Source], Any]] = {
 
 
 def value(source: draws.Source, type_: Any, tensor: Callable[[], TensorPlan], *, length: int | None = None) -> Any:
-    """A value of a schema's type, the dullest being nothing, zero, an empty list.
+    """A value of a schema's type, the dullest being nothing, a small number other than 0, an empty list.
 
     Args:
         source: where choices come from.

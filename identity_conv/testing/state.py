@@ -28,7 +28,7 @@ class State:
     Example::
 
         >>> print(State("my_ops.IdentityConvClass", {"channels": 3}).build())
-        ScriptObject <__torch__.torch.classes.my_ops.IdentityConvClass>
+        IdentityConvClass(channels=3)
     """
 
     name: str

@@ -121,17 +121,23 @@ class Subject:
 
     @functools.cached_property
     def _source(self) -> Callable[[], draws.Source]:
-        """Gives the choices for what isn't a Tensor: the dullest, or the first that the reference takes."""
+        """Gives the choices for what isn't a Tensor: the dullest that the reference takes and that tell something.
+
+        With results that are all alike, such as those of a factor of 0, much goes unseen.
+        """
         sources: list[Callable[[], draws.Source]] = [Dull]
         sources += [functools.partial(draws.RandomSource, seed) for seed in range(40)]
+        taken: list[Callable[[], draws.Source]] = []
         for source in sources:
             args, kwargs = self._call(TensorPlan((3,)), source()).build()
             try:
-                self.expect(args, kwargs)
+                results = tensors_in(self.expect(args, kwargs))
             except Exception:
                 continue
-            return source
-        return Dull
+            if any(map(_tells, results)):
+                return source
+            taken.append(source)
+        return taken[0] if taken else Dull
 
     def varied(self, plan: TensorPlan, seed: int) -> Call:
         """As `call`, with whatever isn't a Tensor drawn by type, and optional Tensors there or not."""
@@ -284,8 +290,15 @@ def load(homes: tuple[list[str], list[str]]) -> None:
         importlib.import_module(module)
 
 
+def _tells(result: torch.Tensor) -> bool:
+    """Whether a result is made of finite numbers that differ."""
+    if result.numel() < 2 or result.is_complex() or not result.is_floating_point():
+        return result.numel() > 0
+    return bool(torch.isfinite(result).all() and (result != result.reshape(-1)[0]).any())
+
+
 class Dull(draws.RandomSource):
-    """The dullest choice each time, but for a number, which is 1."""
+    """The dullest choice each time, but for an integer, which is 1."""
 
     def __init__(self) -> None:
         super().__init__(0)
