@@ -313,8 +313,9 @@ std::vector<at::Tensor> Package::run(const std::vector<at::Tensor>& given) {
   const Contract* contract = loaded_->contract ? &*loaded_->contract : nullptr;
   Inputs inputs(given);
   for (std::size_t i = 0; i < given.size(); ++i) make_readable(inputs, i, contract);
-  // The model's work goes to the current stream of the current device.
-  const c10::DeviceGuard guard(loaded_->device);
+  // The model's work goes to the current stream of the current device; the CPU has neither.
+  c10::OptionalDeviceGuard guard;
+  if (!loaded_->device.is_cpu()) guard.reset_device(loaded_->device);
   if (contract) contract->fit(inputs, loaded_->device);
   if (loaded_->graphs) return loaded_->graphs->run(inputs.all());
   return loaded_->model->run(inputs.all(), /*generated_checks=*/!contract);
