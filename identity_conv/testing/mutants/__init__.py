@@ -14,7 +14,19 @@ Example::
 from __future__ import annotations
 
 from .kernels import Kernel, load
-from .score import Checker, Outcome, Score, Verdict, checked, has, kill_score, make_tensor_and_gradcheck, opcheck, table
+from .score import (
+    Checker,
+    Outcome,
+    Score,
+    Verdict,
+    checked,
+    has,
+    hypothesis_torch,
+    kill_score,
+    make_tensor_and_gradcheck,
+    opcheck,
+    table,
+)
 from .table import MUTANTS, RIGHT
 from .witness import witnessed
 
@@ -28,6 +40,7 @@ __all__ = [
     "Verdict",
     "checked",
     "has",
+    "hypothesis_torch",
     "kill_score",
     "load",
     "make_tensor_and_gradcheck",

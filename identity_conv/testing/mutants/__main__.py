@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
 import click
 
 from .. import memory
-from . import Checker, Outcome, checked, kill_score, make_tensor_and_gradcheck, opcheck, table
+from . import Checker, Outcome, checked, hypothesis_torch, kill_score, make_tensor_and_gradcheck, opcheck, table
 
 _CHECKERS: dict[str, Checker] = {"checked": checked, "opcheck": opcheck, "make_tensor": make_tensor_and_gradcheck}
+if importlib.util.find_spec("hypothesis_torch") is not None:
+    _CHECKERS["hypothesis_torch"] = hypothesis_torch
 
 
 @click.command()

@@ -321,6 +321,12 @@ def _opcheck(kernel: Kernel, seed: int) -> list[str]:
     return found
 
 
+_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+
+
 def _make_tensor_and_gradcheck(kernel: Kernel, seed: int) -> list[str]:
     """Samples of ``torch.testing.make_tensor`` in every dtype, dense or not, and torch's numerical derivatives."""
     op = _overload(kernel)
@@ -328,10 +334,7 @@ def _make_tensor_and_gradcheck(kernel: Kernel, seed: int) -> list[str]:
         return []
     torch.manual_seed(seed)
     found: list[str] = []
-    for dtype in (
-        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
-        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
-    ):  # fmt: skip
+    for dtype in _DTYPES:
         for shape in ((), (0,), (1,), (5,), (3, 4), (2, 3, 4), (64, 65)):
             for noncontiguous in (False, True):
                 x = torch.testing.make_tensor(shape, dtype=dtype, device=kernel.device, noncontiguous=noncontiguous)
@@ -350,8 +353,44 @@ def _make_tensor_and_gradcheck(kernel: Kernel, seed: int) -> list[str]:
     return found
 
 
+def _hypothesis_torch(kernel: Kernel, seed: int) -> list[str]:
+    """A hundred tensors that hypothesis-torch draws."""
+    import hypothesis
+    from hypothesis import strategies
+    from hypothesis_torch import tensor_strategy
+
+    op = _overload(kernel)
+    if op is None:
+        return []
+    found: list[str] = []
+    tensors = tensor_strategy(
+        dtype=strategies.sampled_from(_DTYPES),
+        shape=strategies.lists(strategies.integers(0, 20), max_size=4).map(tuple),
+        device=torch.device(kernel.device),
+        requires_grad=False,
+        layout=torch.strided,
+    )
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=100,
+        deadline=None,
+        database=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(tensors)
+    def look(x: torch.Tensor) -> None:
+        found.extend(_difference(op, kernel.reference, _arguments(op, x), dense=x.is_contiguous()))
+
+    look()
+    return found
+
+
 opcheck = InChild("torch.library.opcheck, usual samples", _opcheck)
 make_tensor_and_gradcheck = InChild("make_tensor with assert_close, gradcheck", _make_tensor_and_gradcheck)
+#: Where it is installed.
+hypothesis_torch = InChild("hypothesis-torch with assert_close", _hypothesis_torch)
 
 
 def _difference(op: Any, reference: Callable[..., Any], args: tuple[Any, ...], *, dense: bool) -> list[str]:
