@@ -50,6 +50,8 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ships_every_source_and_no_test(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"identity_conv/{name}" for name in SOURCES} <= names
+    template = (ROOT / "identity_conv" / "template").iterdir()
+    assert {str(path.relative_to(ROOT)) for path in template if path.is_file()} <= names
     assert {name.split("/")[0] for name in names} == {
         "identity_conv",
         "_identity_conv_entry.py",

@@ -327,8 +327,8 @@ def _isolation_for(settings: Settings, device: str) -> str:
 
 
 def _fork_serves() -> bool:
-    """Whether autograd works in a fork: where a GPU is, it doesn't once this process has used it or CUDA."""
-    if not torch.cuda.is_available():
+    """Whether autograd works in a fork: in a torch with CUDA it doesn't once this process has begun its threads."""
+    if torch.version.cuda is None:
         return True
     return list(isolation.run([None], _differentiate, how="fork", limit=5.0)) == [(None, True)]
 
