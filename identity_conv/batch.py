@@ -7,7 +7,6 @@ holder, and done once its output stands under its own name.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import time
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from . import progress
+from . import cache, progress
 from .package import Package, inspect_package, load_package
 
 _LOCKS = ".taken"
@@ -116,7 +115,7 @@ def _gpu_of_this_rank(package: str | os.PathLike[str]) -> str | None:
 
 def _be_of(outputs: Path, package: str | os.PathLike[str]) -> None:
     """Notes in the folder which package its outputs are of."""
-    digest = hashlib.sha256(Path(package).read_bytes()).hexdigest()
+    digest = cache.file_digest(Path(package))
     note = outputs / _NOTE
     if not note.exists():
         unfinished = outputs / f"{_NOTE}.{os.getpid()}.new"

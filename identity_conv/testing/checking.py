@@ -454,34 +454,30 @@ def _with_reproducer(violation: Violation, settings: Settings) -> Violation:
     if not isinstance(call, Call):
         return violation
     arguments = subject.binding.arguments
+    positional, keyword = _described(arguments, call.args), _described(call.kwargs, call.kwargs.values())
     given = [
-        *(name if call_plan else repr(value) for name, value, call_plan in _described(arguments, call.args)),
-        *(
-            f"{name}={name if call_plan else repr(value)}"
-            for name, value, call_plan in _described(call.kwargs, call.kwargs.values())
-        ),
+        *(name if is_plan else repr(value) for name, value, is_plan in positional),
+        *(f"{name}={name if is_plan else repr(value)}" for name, value, is_plan in keyword),
     ]
-    reference = _expression(subject.reference)
+    op, reference = _expression(subject.op), _expression(subject.reference)
     after = [f"expected = {reference}({', '.join(given)})"] if reference else ["# expected: what the reference gives"]
     shown = ["result", *(["expected"] if reference else [])]
     after += [f'print("{name}", {name}.dtype, {name}.device, {name}.stride(), {name})' for name in shown]
-    called = _expression(subject.op) or f"operator  # {subject.name}"
     wanted = [
         name
-        for name, value, is_plan in (*_described(arguments, call.args), *_described(call.kwargs, call.kwargs.values()))
+        for name, value, is_plan in (*positional, *keyword)
         if is_plan and (value.dtype.is_floating_point or value.dtype.is_complex)
     ]
-    if violation.check in _OF_DERIVATIVES and wanted and _expression(subject.op):
-        after += reproducer.derivatives(
-            violation.check, {"result": called, **({"expected": reference} if reference else {})}, given, wanted
-        )
+    if violation.check in _OF_DERIVATIVES and wanted and op:
+        functions = {"result": op, **({"expected": reference} if reference else {})}
+        after += reproducer.derivatives(violation.check, functions, given, wanted)
     elif violation.check in _OF_SURROUNDINGS:
         after.append(f"# This is the call alone; the check {violation.check} makes it in other surroundings.")
     libraries, modules = subject.homes() if not (subject.qualified or "aten::").startswith("aten::") else ([], [])
     try:
         text = reproducer.python(
             call,
-            called,
+            op or f"operator  # {subject.name}",
             names=[argument.name for argument in arguments],
             device=violation.device,
             before=[
