@@ -345,6 +345,47 @@ def _package_calls(device: str, folder: Path) -> Iterator[Comparison]:
         yield compare("CUDA graph of eight operators", "aoti_load_package", timed(graphed), timed(stock), pairs=101)
 
 
+_COMPILE = """
+import sys, time, torch, identity_conv
+from identity_conv import aotinductor, targets
+program = identity_conv.export(identity_conv.IdentityModel(), (torch.randn(2, 3, 8, 8),))
+targets.regex().build()
+settings = aotinductor.configs(None) if sys.argv[1] == "ours" else {"cpp.cxx": (None, aotinductor.linking_compiler())}
+begin = time.perf_counter()
+torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2] + "/model.pt2", inductor_configs=settings)
+print(time.perf_counter() - begin)
+"""
+
+
+def _compile() -> Iterator[Comparison]:
+    """AOTInductor under this package's settings and under its own, where nothing is remembered, and after that."""
+    with tempfile.TemporaryDirectory() as name:
+
+        def compiled(settings: str, *, first: bool) -> Callable[[], float]:
+            folder = Path(name) / settings
+
+            def seconds() -> float:
+                if first:
+                    shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(exist_ok=True)
+                # Where inductor keeps what it compiles, and its precompiled headers.
+                places = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TMPDIR": str(folder)}
+                done = subprocess.run(
+                    [sys.executable, "-c", _COMPILE, settings, folder],
+                    env=os.environ | places | {"PYTHONPATH": _path()},
+                    stdout=subprocess.PIPE,
+                    check=True,
+                    text=True,
+                )
+                return float(done.stdout.split()[-1])
+
+            return seconds
+
+        for what, first, pairs in (("first package on a machine", True, 3), ("a later package", False, 7)):
+            ours, stock = compiled("ours", first=first), compiled("torch", first=first)
+            yield compare(f"compiling {what}", "aoti_compile_and_package", ours, stock, pairs=pairs)
+
+
 def _scaling() -> Iterator[Comparison]:
     """Ranks of a torchrun beside one of them."""
     import torch
@@ -376,5 +417,6 @@ SUITES: dict[str, Callable[[], Iterator[Comparison]]] = {
     "package": _package,
     "layouts": _layouts,
     "startup": _startup,
+    "compile": _compile,
     "scaling": _scaling,
 }
