@@ -79,6 +79,11 @@ def test_objects_are_equal_by_every_field(cls, field: str) -> None:
     assert (one == other) is False
 
 
+@pytest.mark.parametrize("other", [weight.double(), weight.reshape(1, -1), weight[:1], weight.to_sparse()])
+def test_tensors_are_equal_in_dtype_shape_and_layout_too(cls, other: torch.Tensor) -> None:
+    assert (cls(**VALUES) == cls(**{**VALUES, "weight": other})) is False
+
+
 def test_nothing_else_is_equal_and_an_object_is_true(cls) -> None:
     obj = cls(**VALUES)
     endless: list = []
