@@ -112,7 +112,7 @@ def test_state_survives(cls, way, values: dict) -> None:
 def test_repr_shows_the_fields(cls) -> None:
     obj = identity_conv.IdentityConvCustomClass(3).conv
     assert repr(obj) == str(obj) == f"{obj}" == "IdentityConvClass(channels=3)"
-    assert "text='some', weight=Tensor([3], Float, cpu)" in repr(cls(**VALUES))
+    assert "flag=True, text='some', weight=Tensor([3], Float, cpu)" in repr(cls(**VALUES))
     assert "named={'a': Tensor([3], Float, cpu)}, sizes={3: [1], 4: []}, bias=None, limit=7" in repr(cls(**VALUES))
 
 
