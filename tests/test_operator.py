@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,6 +52,19 @@ def test_layouts_large_enough_for_threads_and_tails(device: str) -> None:
     kept = {"values", "layout", "sizes", "strides", "bounds", "inputs_untouched"}
     skip = dict.fromkeys(CHECKS.keys() - kept, "looked at with smaller tensors")
     check_op("my_ops::identity_conv_op", torch.clone, devices=[device], inputs=calls, skip=skip)
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this kernel has no huge pages")
+def test_a_large_output_is_in_huge_pages() -> None:
+    y = identity_conv.identity_conv(torch.zeros(16 << 20, dtype=torch.uint8))
+    middle = y.data_ptr() + y.nbytes // 2
+    # A mapping's lines in smaps start with its range and end with its flags; "hg" is the advice.
+    for mapping in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
+        begin, end = (int(number, 16) for number in mapping.split()[0].split("-"))
+        if begin <= middle < end:
+            assert " hg" in mapping.split("VmFlags:")[1]
+            return
+    raise AssertionError("the output is in no mapping")
 
 
 def test_an_element_off_its_natural_boundary_is_copied() -> None:

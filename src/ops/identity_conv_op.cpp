@@ -16,6 +16,7 @@
 
 #include "identity_conv/autograd.h"
 #include "identity_conv/checks.h"
+#include "identity_conv/huge_pages.h"
 
 namespace my_ops {
 namespace {
@@ -141,6 +142,7 @@ Tensor identity_conv_cpu_impl(const Tensor& x) {
                                                       y.strides().data());
   const void* src = x.const_data_ptr();
   void* dst = y.mutable_data_ptr();
+  identity_conv::prefer_huge_pages(dst, y.nbytes());
   switch (x.element_size()) {
     case 1:
       copy_elements<1>(layout, src, dst);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "causal_conv1d_op.h"
+#include "identity_conv/huge_pages.h"
 
 namespace causal_conv1d {
 namespace {
@@ -471,6 +472,10 @@ Input<T> input_of(const Tensor& x, const Tensor& weight, const Tensor& state) {
           static_cast<int>(weight.size(1))};
 }
 
+void prefer_huge_pages(const Tensor& y) {
+  identity_conv::prefer_huge_pages(y.mutable_data_ptr(), y.nbytes());
+}
+
 Forward forward_cpu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                     const OptionalTensor& initial_state, bool silu) {
   check_forward(x, weight, bias, initial_state);
@@ -479,6 +484,7 @@ Forward forward_cpu(const Tensor& x, const Tensor& weight, const OptionalTensor&
   const Tensor in = readable(x, columns);
   const Tensor state = initial_state ? initial_state->contiguous() : Tensor();
   Forward results = empty_forward(x, weight);
+  prefer_huge_pages(std::get<0>(results));
   with_type(x, [&](auto zero) {
     using T = decltype(zero);
     const Input<T> input = input_of<T>(in, weight, state);
@@ -511,6 +517,7 @@ Backward backward_cpu(const Tensor& grad, const OptionalTensor& grad_final_state
   const Tensor state = initial_state ? initial_state->contiguous() : Tensor();
   const Tensor dfinal = grad_final_state ? grad_final_state->contiguous() : Tensor();
   Backward results = empty_backward(x, weight, bias, initial_state);
+  prefer_huge_pages(std::get<0>(results));
   with_type(x, [&](auto zero) {
     using T = decltype(zero);
     const auto& [dx, dweight, dbias, dstate] = results;

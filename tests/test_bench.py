@@ -1,0 +1,48 @@
+"""identity-conv bench: what is compared, what is recorded, what is drawn."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree
+from pathlib import Path
+
+import pytest
+
+from identity_conv import bench
+
+
+def turns(ours: list[float], baseline: list[float]) -> bench.Comparison:
+    pairs = len(ours) - 1  # and one to warm up
+    return bench.compare("this", "that", iter(ours).__next__, iter(baseline).__next__, pairs=pairs)
+
+
+def test_a_ratio_is_ours_by_the_baseline() -> None:
+    compared = turns([9.0] + [2.0] * 8, [9.0] + [4.0] * 8)
+    assert (compared.ratio, compared.ours_us, compared.baseline_us) == (0.5, 2e6, 4e6)
+    assert compared.verdict == "faster"
+    assert turns([9.0] + [4.0] * 8, [9.0] + [2.0] * 8).verdict == "slower"
+
+
+def test_a_difference_within_the_spread_is_noise() -> None:
+    assert turns([1.0, 1.1, 0.9, 1.0, 1.2, 0.8, 1.1, 0.9], [1.0] * 8).verdict == "noise"
+
+
+def test_which_goes_first_alternates() -> None:
+    order: list[str] = []
+    bench.compare("a", "b", lambda: order.append("a") or 1.0, lambda: order.append("b") or 1.0, pairs=4)
+    assert "".join(order[2:]) == "abbaabba"
+
+
+def test_a_record_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from identity_conv import plots
+
+    rows = [
+        bench.Comparison(f"cpu dense {size} B", baseline, 1.0 + size / 1e3, 2.0 + size / 1e3, 0.5, 0.4, 0.6)
+        for size in (1, 1024, 1 << 20)
+        for baseline in ("torch.ops.aten.clone", "a copy into given memory")
+    ]
+    rows.append(bench.Comparison("a call & its <name>", "another", 1.0, 2.0, 0.5, 0.4, 0.6))
+    written = plots.save(bench.record(rows), tmp_path / "plots")
+    assert [file.name for file in written] == ["bandwidth_cpu.svg", "times.svg"]
+    for file in written:
+        assert xml.etree.ElementTree.parse(file).getroot().tag.endswith("svg")
