@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from . import __version__, cache, settings, toolchain
+from . import __version__, cache, progress, settings, toolchain
 
 Verdict = Literal["ok", "warning", "fatal"]
 
@@ -241,6 +241,7 @@ def _package_probe() -> Iterator[Finding]:
 
 
 def _probe(fact: str, code: str, argument: Path) -> Finding:
+    progress.step(f"{fact} ...")
     # Where this package was imported from, also when it isn't installed.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])}
     try:

@@ -1,4 +1,4 @@
-"""What a cold build says while it runs: on stderr, with a bar on a terminal."""
+"""What long work says while it runs, on stderr: notes, and on a terminal its steps and a bar."""
 
 from __future__ import annotations
 
@@ -50,6 +50,13 @@ def _watch(units: int, folder: Path, done: threading.Event) -> None:
         while not done.wait(0.2):
             finished = sum(1 for _ in folder.glob("*.o"))
             progress.update(task, completed=finished, description="linking" if finished == units else "compiling")
+
+
+def step(text: str) -> None:
+    """Prints, on a terminal alone, what long work is at."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        with suppress(OSError, ValueError):
+            print(f"identity-conv: {text}", file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:

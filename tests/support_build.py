@@ -54,6 +54,30 @@ def write_program(path: Path, script: str) -> Path:
     return path
 
 
+def commands(folder: Path) -> Path:
+    """A folder for PATH that has this package's commands, as pip installs them; this clone may be used without."""
+    for name, function in (("identity-conv", "main"), ("identity-conv-run", "run_program")):
+        code = f"from _identity_conv_entry import {function}; {function}()"
+        write_program(folder / name, f'exec {sys.executable} -c "{code}" "$@"')
+    write_program(folder / "python", f'exec {sys.executable} "$@"')
+    write_program(folder / "torchrun", f'exec {sys.executable} -m torch.distributed.run "$@"')
+    return folder
+
+
+def run_bash(script: str, folder: Path, **changes: str | os.PathLike[str] | None):
+    """Runs a bash script in `folder` with :func:`commands` on PATH; it stops at the first command that fails."""
+    path = os.pathsep.join([str(commands(folder / ".commands")), os.environ["PATH"]])
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=folder,
+        env=environment({"PATH": path, **changes}),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
 def listing(folder: Path) -> dict[str, tuple[int, int]]:
     """Every file under `folder` but bytecode, with its size and time of change."""
     return {
