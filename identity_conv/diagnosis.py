@@ -78,6 +78,14 @@ def doctor(*, probes: bool = True) -> Report:
     Args:
         probes: compile, load and run a small library, and a small AOTInductor package, in processes of
             their own; half a minute the first time.
+
+    Returns:
+        What was found, each with a verdict and a remedy. Nothing is raised: what fails is a finding.
+
+    Example::
+
+        >>> doctor(probes=False).healthy
+        True
     """
     checks: list[Callable[[], Iterator[Finding]]] = [_python, _torch, _compiler, _ninja, _cuda, _cache, _settings]
     if probes:
