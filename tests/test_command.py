@@ -98,7 +98,7 @@ def examples(command: click.Command) -> list[str]:
     """The lines of a command's help under `Example:`."""
     assert command.help is not None
     _, found, text = command.help.partition("Example:\n")
-    return [line.strip() for line in text.splitlines()] if found else []
+    return [line.strip() for line in text.splitlines() if line.strip()] if found else []
 
 
 def test_every_command_has_an_example_and_says_what_it_takes() -> None:
@@ -125,6 +125,14 @@ def test_examples_of_help_run(packages: dict[str, Path], tmp_path: Path) -> None
     assert torch.equal(torch.load(tmp_path / "outputs" / "x.pt"), torch.load(tmp_path / "inputs" / "x.pt"))
     assert (tmp_path / "demo.pt2").is_file()
     assert done.stdout.splitlines()[-1].startswith("removed 1 builds, ")
+
+
+@pytest.mark.night
+def test_the_example_of_bench_runs(tmp_path: Path) -> None:
+    (line,) = examples(cli.bench)
+    done = run_bash(f"{line} --json", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {each["baseline"] for each in json.loads(done.stdout)["comparisons"]} == {"torch.ops.aten.clone"}
 
 
 class TestJson:
