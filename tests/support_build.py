@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,25 @@ def run_python(*arguments: str | os.PathLike[str], **changes: str | os.PathLike[
         timeout=300,
         check=False,
     )
+
+
+def stderr_of(*arguments: str | os.PathLike[str], terminal: bool) -> bytes:
+    """What Python prints on stderr, which is a terminal or a pipe."""
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    command = [sys.executable, *arguments]
+    with os.fdopen(ours, "rb", buffering=0) as reader:
+        started = subprocess.Popen(
+            command, cwd="/", env=environment({"TERM": "xterm"}), stdout=subprocess.DEVNULL, stderr=theirs
+        )
+        os.close(theirs)
+        shown = b""
+        try:
+            while chunk := reader.read(4096):
+                shown += chunk
+        except OSError:  # how a terminal says that its other side is closed
+            pass
+    assert started.wait() == 0, shown
+    return shown
 
 
 def write_program(path: Path, script: str) -> Path:

@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from support_build import (
     environment,
     run_bash,
     run_python,
+    stderr_of,
 )
 
 import identity_conv
@@ -211,16 +210,8 @@ def test_a_pipe_gets_rows_that_are_lines_and_no_colours(packages: dict[str, Path
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
 def test_steps_of_long_work_are_for_a_terminal(terminal: bool) -> None:
-    ours, theirs = os.openpty()
-    code = "from identity_conv import progress; progress.step('halfway')"
-    streams: dict[str, Any] = {"stderr": theirs} if terminal else {"stderr": subprocess.PIPE, "text": True}
-    done = subprocess.run([sys.executable, "-c", MARK_AS_COMMAND + code], env=environment({}), check=True, **streams)
-    os.close(theirs)
-    if terminal:
-        assert os.read(ours, 100) == b"identity-conv: halfway\r\n"
-    else:
-        assert done.stderr == ""
-    os.close(ours)
+    code = f"{MARK_AS_COMMAND}from identity_conv import progress; progress.step('halfway')"
+    assert stderr_of("-c", code, terminal=terminal) == (b"identity-conv: halfway\r\n" if terminal else b"")
 
 
 class TestCompletion:
