@@ -26,6 +26,7 @@ def build(prefix: Path | None, extensions: Iterable[str] = ()) -> list[Path]:
         ValueError: one of `extensions` isn't to be found.
     """
     wanted = [targets.operators(), targets.binding(), targets.program()]
+    wanted += [] if prefix else [targets.regex()]  # for compiling packages, which a prefix doesn't
     wanted += [find_extension(name)._target for name in extensions]
     built = [
         installation.Built(target.kind, target.build(use_prefix=False), target.sources_digest()) for target in wanted

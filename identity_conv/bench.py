@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,19 @@ def _timer(call: Callable[[], Any], device: str, bytes_moved: int) -> Callable[[
 def _against_clone(name: str, x: Any) -> Comparison:
     import torch
 
-    op, clone = torch.ops.my_ops.identity_conv_op, torch.ops.aten.clone
+    return _against(name, x, "torch.ops.aten.clone", lambda: torch.ops.aten.clone(x))
+
+
+def _against_copy(name: str, x: Any) -> Comparison:
+    """Beside a bare copy (``cudaMemcpyAsync`` on a GPU) into memory that is there already."""
+    y = x.clone()
+    return _against(name, x, "a copy into given memory", lambda: y.copy_(x))
+
+
+def _against(name: str, x: Any, baseline_name: str, other: Callable[[], Any]) -> Comparison:
+    import torch
+
+    op = torch.ops.my_ops.identity_conv_op
     if not torch.equal(op(x), x):
         raise RuntimeError(f"bench: {name}: the operator's result isn't its input")
     # An expanded tensor is read once, however often its elements are written.
@@ -139,8 +152,8 @@ def _against_clone(name: str, x: Any) -> Comparison:
     size = written + min(written, x.untyped_storage().nbytes())
     device = x.device.type
     pairs = 31 if size < 1 << 28 else 15
-    ours, baseline = _timer(lambda: op(x), device, size), _timer(lambda: clone(x), device, size)
-    return compare(f"{device} {name}", "torch.ops.aten.clone", ours, baseline, pairs=pairs, bytes_moved=size)
+    ours, baseline = _timer(lambda: op(x), device, size), _timer(other, device, size)
+    return compare(f"{device} {name}", baseline_name, ours, baseline, pairs=pairs, bytes_moved=size)
 
 
 def _devices() -> list[str]:
@@ -158,7 +171,10 @@ def _operator() -> Iterator[Comparison]:
         largest = 33 if device == "cuda" else 28
         for bits in (0, 12, 16, 20, 22, 26, 28, 30, 33):
             if bits <= largest:
-                yield _against_clone(f"dense {1 << bits} B", torch.zeros(1 << bits, dtype=torch.uint8, device=device))
+                x = torch.zeros(1 << bits, dtype=torch.uint8, device=device)
+                yield _against_clone(f"dense {1 << bits} B", x)
+                yield _against_copy(f"dense {1 << bits} B", x)
+                del x
         for dtype in (torch.bfloat16, torch.float32, torch.float64, torch.complex128):
             x = torch.zeros((1 << 26) // dtype.itemsize, dtype=dtype, device=device)
             yield _against_clone(f"dense 64 MiB {dtype}", x)
@@ -345,6 +361,145 @@ def _package_calls(device: str, folder: Path) -> Iterator[Comparison]:
         yield compare("CUDA graph of eight operators", "aoti_load_package", timed(graphed), timed(stock), pairs=101)
 
 
+_COMPILE = """
+import sys, time, torch, identity_conv
+from identity_conv import aotinductor, targets
+program = identity_conv.export(identity_conv.IdentityModel(), (torch.randn(2, 3, 8, 8),))
+targets.regex().build()
+settings = aotinductor.configs(None) if sys.argv[1] == "ours" else {"cpp.cxx": (None, aotinductor.linking_compiler())}
+begin = time.perf_counter()
+torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2] + "/model.pt2", inductor_configs=settings)
+print(time.perf_counter() - begin)
+"""
+
+
+def _compile() -> Iterator[Comparison]:
+    """AOTInductor under this package's settings and under its own, where nothing is remembered, and after that."""
+    with tempfile.TemporaryDirectory() as name:
+
+        def compiled(settings: str, *, first: bool) -> Callable[[], float]:
+            folder = Path(name) / settings
+
+            def seconds() -> float:
+                if first:
+                    shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(exist_ok=True)
+                # Where inductor keeps what it compiles, and its precompiled headers.
+                places = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TMPDIR": str(folder)}
+                done = subprocess.run(
+                    [sys.executable, "-c", _COMPILE, settings, folder],
+                    env=os.environ | places | {"PYTHONPATH": _path()},
+                    stdout=subprocess.PIPE,
+                    check=True,
+                    text=True,
+                )
+                return float(done.stdout.split()[-1])
+
+            return seconds
+
+        for what, first, pairs in (("first package on a machine", True, 3), ("a later package", False, 7)):
+            ours, stock = compiled("ours", first=first), compiled("torch", first=first)
+            yield compare(f"compiling {what}", "aoti_compile_and_package", ours, stock, pairs=pairs)
+
+
+def _threads() -> Iterator[Comparison]:
+    """A call of a package in C++ while several threads make calls, in seconds of all for each call, beside one's."""
+    import torch
+
+    import identity_conv
+
+    with tempfile.TemporaryDirectory() as folder:
+        for device in _devices():
+            x = torch.randn(2, 3, 32, 32, device=device)
+            program = identity_conv.export(identity_conv.IdentityModel(), (x,))
+            path = identity_conv.compile_package(program, Path(folder) / f"{device}.pt2")
+            with identity_conv.load_package(path) as alone:
+                for count in (2, 4, 8, 16):
+                    with identity_conv.load_package(path, num_runners=count) as package:
+                        name = f"{device} a package's call, {count} threads"
+                        ours, one = _calls_in_threads(package, x, count), _calls_in_threads(alone, x, 1)
+                        yield compare(name, "one thread", ours, one, pairs=15)
+
+
+def _calls_in_threads(package: Any, x: Any, count: int) -> Callable[[], float]:
+    """Times `count` threads that call `package` from C++: seconds of all of them for each call."""
+    calls = 1000
+
+    def seconds() -> float:
+        with ThreadPoolExecutor(count) as threads:
+            begin = time.perf_counter()
+            list(threads.map(lambda _: package._package.time_calls(None, calls, x), range(count)))
+            return (time.perf_counter() - begin) / (count * calls)
+
+    return seconds
+
+
+#: Factors between the sizes that are compared below; what grows linearly takes as often as long.
+_GROWTH = 4
+
+
+def _growth() -> Iterator[Comparison]:
+    """Export, compilation and build of four times as much, beside four times the time."""
+    import torch
+
+    import identity_conv
+
+    x = torch.randn(2, 3, 8, 8)
+
+    def timed(work: Callable[[], object], times: int = 1) -> Callable[[], float]:
+        def seconds() -> float:
+            begin = time.perf_counter()
+            work()
+            return times * (time.perf_counter() - begin)
+
+        return seconds
+
+    def layers(count: int) -> torch.nn.Module:
+        return torch.nn.Sequential(*(identity_conv.IdentityModel() for _ in range(count // 4)))
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        fresh = iter(range(1_000_000))
+
+        def export(count: int) -> Callable[[], object]:
+            model = layers(count)
+            return lambda: identity_conv.export(model, (x,))
+
+        def compile_layers(count: int) -> Callable[[], object]:
+            def work() -> object:
+                # Another size each time: inductor remembers what it compiled.
+                program = identity_conv.export(layers(count), (torch.randn(2, 3, 8, 8 + next(fresh)),))
+                return identity_conv.compile_package(program, folder / "model.pt2")
+
+            return work
+
+        def build(count: int) -> Callable[[], object]:
+            def work() -> object:
+                source = folder / "operators.cpp"
+                kernels = [f"at::Tensor f{i}(const at::Tensor& x) {{ return x.clone(); }}" for i in range(count)]
+                defined = [f'm.def("f{i}(Tensor x) -> Tensor"); m.impl("f{i}", &f{i});' for i in range(count)]
+                lines = ["#include <ATen/ATen.h>", "#include <torch/library.h>", f"// {next(fresh)}", *kernels]
+                library = f"bench_{next(fresh)}"
+                source.write_text("\n".join([*lines, f"TORCH_LIBRARY({library}, m) {{", *defined, "}", ""]))
+                return identity_conv.Extension(library, [source]).build()
+
+            return work
+
+        for what, work, counts, unit in (
+            ("export", export, (4, 16, 64, 256), "layers"),
+            ("export and compile_package", compile_layers, (4, 16, 64), "layers"),
+            ("build", build, (1, 4, 16, 64), "operators"),
+        ):
+            for small in counts[:-1]:
+                yield compare(
+                    f"{what} of {_GROWTH * small} {unit}",
+                    f"{_GROWTH} x that of {small}",
+                    timed(work(_GROWTH * small)),
+                    timed(work(small), _GROWTH),
+                    pairs=3,
+                )
+
+
 def _scaling() -> Iterator[Comparison]:
     """Ranks of a torchrun beside one of them."""
     import torch
@@ -376,5 +531,8 @@ SUITES: dict[str, Callable[[], Iterator[Comparison]]] = {
     "package": _package,
     "layouts": _layouts,
     "startup": _startup,
+    "compile": _compile,
+    "growth": _growth,
+    "threads": _threads,
     "scaling": _scaling,
 }

@@ -59,7 +59,8 @@ class Target:
     """One file to build: a library of operators, a program, a Python module, or an archive that these link.
 
     The flags come after this package's own. `bundled` says that it is part of identity_conv: then a
-    prefix must have it. `archive` is compiled once for all that link it.
+    prefix must have it. `archive` is compiled once for all that link it. An archive's own sources are compiled
+    together, so that each header is read once a compiler: what two of them keep to themselves has two names.
     """
 
     kind: Kind
@@ -199,12 +200,12 @@ class Target:
     def _read(self, folder: Path) -> set[Path]:
         """Files of the project that the build in `folder` has read: by the key, and by what compilers wrote down."""
         inputs = self._inputs()
-        # ninja has read it from them (``-MD``): indented, below each object.
+        # ninja has read it from them (``-MD``): indented, below each object. What lies here was made from the rest.
         ninja = toolchain.ninja_dir() / "ninja"
         listed = subprocess.run([ninja, "-C", folder, "-t", "deps"], capture_output=True, check=True)
         found = {folder / os.fsdecode(line.strip()) for line in listed.stdout.splitlines() if line.startswith(b"    ")}
         not_ours = toolchain.folders()
-        found = {path for path in found if path.is_file() and inputs.is_ours(path, not_ours)}
+        found = {path for path in found if path.is_file() and inputs.is_ours(path, not_ours) and path.parent != folder}
         return found | set(inputs.files())
 
     def _others(self, read: Iterable[Path]) -> dict[str, Path]:
@@ -230,10 +231,11 @@ class Target:
         if settings.CUDA_ARCH_LIST.value() and any(map(_is_cuda, self.sources)) and not archs:
             progress.say(f"{settings.CUDA_ARCH_LIST.name} is set and ignored: {toolchain.why_no_cuda()}")
         cache.start(folder, parts)
+        units = _join(sources, folder) if self.kind == "archive" else sources
         log = folder / cache.LOG
         try:
-            with progress.building(self.file_name, sources, folder, str(cxx), archs):
-                return self._compile(folder, sources, archives, cxx, ninja, archs)
+            with progress.building(self.file_name, sources, units, folder, str(cxx), archs):
+                return self._compile(folder, units, archives, cxx, ninja, archs)
         except (RuntimeError, UnicodeDecodeError) as error:
             # torch reads what compilers print as UTF-8, and a source may not be.
             output = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
@@ -272,7 +274,7 @@ class Target:
             "LC_ALL": "C",  # the first error is found by the word for it
             "PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}",
             "TORCH_CUDA_ARCH_LIST": archs,
-            "MAX_JOBS": settings.MAX_JOBS.value() or str(toolchain.jobs()),
+            "MAX_JOBS": str(toolchain.jobs()),
         }
         # As a "standalone" torch builds and doesn't load, whatever the kind; what it then leaves out
         # of a library is given here. It remembers names and won't build one twice: each is new.
@@ -302,6 +304,17 @@ class Target:
             Path(built).unlink()
             return archive
         return Path(built).rename(folder / self.file_name)
+
+
+def _join(sources: list[Path], folder: Path) -> list[Path]:
+    """Files in `folder` that include `sources`, alike in size, one for each compiler that runs at once."""
+    units: list[list[Path]] = [[] for _ in range(min(toolchain.jobs(), len(sources)))]
+    for source in sorted(sources, key=lambda source: -source.stat().st_size):
+        min(units, key=lambda unit: sum(each.stat().st_size for each in unit)).append(source)
+    joined = [folder / f"unit{number}.cpp" for number in range(len(units))]
+    for file, unit in zip(joined, units, strict=True):
+        file.write_text("".join(f'#include "{source}"\n' for source in unit))
+    return joined
 
 
 def _changed_at(files: Iterable[Path]) -> dict[Path, int]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import json
 import os
-import shlex
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
@@ -19,7 +17,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from . import __version__, errors, loading, manifest, progress, settings, targets, toolchain
+from . import __version__, aotinductor, errors, loading, manifest, progress, targets, toolchain
 from . import libraries as finding
 from . import sample as samples
 from .registry import Registrations
@@ -84,13 +82,7 @@ def compile_package(
         needed |= finding.refuse_python_only(example.names)
     runtime = _runtime()
     found = finding.find(needed, [Path(each) for each in libraries], runtime)
-    compiler = _compiler()
-    configs = {
-        "cpp.cxx": (None, compiler),
-        # Weights of a few elements stay weights, which can be replaced, where they would become literals.
-        "always_keep_tensor_constants": True,
-        **(inductor_configs or {}),
-    }
+    configs = aotinductor.configs(inductor_configs)
     # The archive's inner folder has the file's name: the scratch file keeps it, in a folder of its own.
     with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", dir=target.absolute().parent) as scratch:
         unfinished = Path(scratch) / target.name
@@ -122,33 +114,6 @@ def compile_package(
             package.close()
         unfinished.replace(target)
     return target
-
-
-def _compiler() -> str:
-    """The C++ compiler for inductor: one whose shared libraries run on torch's C++ runtime.
-
-    Where linking needs more flags for that, a script in front of the compiler adds them. Only
-    linking takes them: inductor compiles headers with the same compiler.
-    """
-    compiler = toolchain.compiler()
-    flags = toolchain.cpp_runtime_flags(compiler)
-    if not flags:
-        return compiler.path
-    real = shlex.quote(compiler.path)
-    text = (
-        "#!/bin/sh\n"
-        f'for argument; do [ "$argument" = -shared ] && exec {real} "$@" {shlex.join(flags)}; done\n'
-        f'exec {real} "$@"\n'
-    )
-    # Inductor tells g++ from clang++ by the program's name.
-    script = settings.cache_dir() / "linking" / hashlib.sha256(text.encode()).hexdigest()[:16] / compiler.kind
-    if not script.exists():
-        settings.make_private(script.parent)
-        unfinished = script.with_name(f".{script.name}.{os.getpid()}")
-        unfinished.write_text(text)
-        unfinished.chmod(0o700)
-        unfinished.replace(script)
-    return str(script)
 
 
 @functools.cache

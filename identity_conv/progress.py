@@ -11,15 +11,19 @@ from pathlib import Path
 
 from . import toolchain
 
-#: Seconds that a unit takes on one core of an ordinary machine, for the estimate alone.
+#: Seconds that a unit takes on one core of an ordinary machine, and each further source in it, for the estimate alone.
 SECONDS_PER_UNIT = {".cpp": 7.0, ".cu": 4.0}
+SECONDS_PER_SOURCE = 0.8
 
 
 @contextmanager
-def building(name: str, sources: list[Path], folder: Path, compiler: str, archs: str | None) -> Iterator[None]:
-    """Announces a build of `sources` in `folder`, shows how many units are done, and says the time it took."""
-    seconds = sum(SECONDS_PER_UNIT.get(source.suffix, 7.0) for source in sources)
-    jobs = min(len(sources), toolchain.jobs())
+def building(
+    name: str, sources: list[Path], units: list[Path], folder: Path, compiler: str, archs: str | None
+) -> Iterator[None]:
+    """Announces a build of `sources` in `folder`, shows how many of its `units` are done, and says the time it took."""
+    seconds = sum(SECONDS_PER_UNIT.get(unit.suffix, 7.0) for unit in units)
+    seconds += SECONDS_PER_SOURCE * (len(sources) - len(units))
+    jobs = min(len(units), toolchain.jobs())
     device = f"CPU and CUDA {archs}" if archs else "CPU"
     say(
         f"compiling {name} for {device} with {compiler}: {', '.join(source.name for source in sources)}; "
@@ -27,7 +31,7 @@ def building(name: str, sources: list[Path], folder: Path, compiler: str, archs:
     )
     start = time.monotonic()
     done = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(len(sources), folder, done), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(len(units), folder, done), daemon=True)
     if sys.stderr is not None and sys.stderr.isatty():
         watcher.start()
     try:

@@ -1,4 +1,4 @@
-"""What identity_conv builds for itself: the operator library, the runtime's binding, the program."""
+"""What identity_conv builds for itself: the operator library, the runtime's binding, the program, parts of packages."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def program() -> Target:
     """``identity-conv-run``, which needs no Python."""
     # Packages need libtorch in the process and have no path to it.
     return _with_runtime("program", "identity_conv_run", "main.cpp", "tensor_file.cpp", ldflags=("-Wl,--no-as-needed",))
+
+
+def regex() -> Target:
+    """What every package would compile of std::regex."""
+    return Target("archive", "identity_conv_regex", [settings.source_dir() / "aotinductor" / "regex.cpp"], bundled=True)
 
 
 def _with_runtime(kind: Kind, name: str, *sources: str, ldflags: Sequence[str] = ()) -> Target:

@@ -215,7 +215,10 @@ def _why_not(found: Compiler, for_cuda: bool) -> str | None:
 
 
 def jobs() -> int:
-    """How many compilers may run at once: by cores and memory, of this process and of its cgroup."""
+    """How many compilers may run at once: MAX_JOBS, else by cores and memory, of this process and of its cgroup."""
+    asked = settings.MAX_JOBS.value()
+    if asked and asked.isdecimal() and int(asked):  # torch ignores another too
+        return int(asked)
     cores, memory = float(len(os.sched_getaffinity(0))), float("inf")
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

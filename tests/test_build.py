@@ -238,13 +238,18 @@ class TestBuild:
             make_archive(value)
             assert ctypes.CDLL(str(Extension("tiny", [source], **options).build())).answer() == value
 
-    def test_what_several_link_is_compiled_once(self, tmp_path: Path) -> None:
+    def test_what_several_link_is_compiled_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MAX_JOBS", "2")
         (tmp_path / "value.cpp").write_text("int value() { return 1; }\n")
+        parts = [tmp_path / "value.cpp"]
+        for number in range(3):
+            parts.append(tmp_path / f"part{number}.cpp")
+            parts[-1].write_text(f"int part{number}() {{ return {number}; }}\n")
         source = tmp_path / "tiny.cpp"
-        source.write_text("int value();\n" + TINY.replace("42", "value()"))
+        source.write_text("int value(), part2();\n" + TINY.replace("42", "value() + part2() - 2"))
 
         def build(name: str) -> int:
-            archive = Target("archive", "value", [tmp_path / "value.cpp"])
+            archive = Target("archive", "value", parts)
             return ctypes.CDLL(str(Target("library", name, [source], archive=archive).build())).answer()
 
         def built() -> list[str]:
@@ -252,6 +257,8 @@ class TestBuild:
 
         assert [build("first"), build("second")] == [1, 1]
         assert built() == ["first", "second", "value"]
+        objects = [path.name for entry in entries() if entry.name == "value" for path in entry.folder.glob("*.o")]
+        assert sorted(objects) == ["unit0.o", "unit1.o"]
         (tmp_path / "value.cpp").write_text("int value() { return 2; }\n")
         assert [build("first"), build("second")] == [2, 2]
         assert built() == ["first", "first", "second", "second", "value", "value"]

@@ -66,7 +66,9 @@ def test_instruction_sets_are_a_superset(
     needed = identity_conv.inspect_package(packages["cpu"])["manifest"]["host"]["instruction sets"]
     assert needed
     has = [*needed, "avx1024f"] if processor == "with more" else [*needed[1:], "avx1024f"]
-    done = bare_root("--verify", give=packages["cpu"], processor=f"flags\t\t: {' '.join(has)}\n")
+    # This machine's but for the flags: torch reads the processors out of it too, and falls over where there is none.
+    described = re.sub(r"(?m)^(flags\s*:).*$", rf"\1 {' '.join(has)}", Path("/proc/cpuinfo").read_text())
+    done = bare_root("--verify", give=packages["cpu"], processor=described)
     if processor == "with more":
         assert (done.returncode, done.stderr) == (0, "")
     else:

@@ -245,6 +245,10 @@ class TestReported:
         assert toolchain.jobs() == 2
         files["/sys/fs/cgroup/memory.max"] = str(1 << 20)
         assert toolchain.jobs() == 1
+        monkeypatch.setenv("MAX_JOBS", "5")
+        assert toolchain.jobs() == 5
+        monkeypatch.setenv("MAX_JOBS", "many")
+        assert toolchain.jobs() == 1
 
     def test_a_torch_with_cuda_and_no_gpu(self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """pytorch/pytorch#137261: IndexError in the search for architectures."""

@@ -16,7 +16,7 @@ from support_package import with_manifest, without_libraries
 from torch.export import Dim
 
 import identity_conv
-from identity_conv import package as package_module
+from identity_conv import aotinductor
 
 
 def close_to(x: torch.Tensor) -> dict[str, float]:
@@ -187,7 +187,7 @@ def test_a_package_of_stock_torch_keeps_the_compiler_generated_checks(tmp_path: 
     program = identity_conv.export(torch.nn.Linear(4, 4), (torch.randn(3, 4),))
     path = str(tmp_path / "stock.pt2")
     # Without a manifest, but linked as this machine's compiler needs it.
-    compiler = {"cpp.cxx": (None, package_module._compiler())}
+    compiler = aotinductor.configs(None)
     torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=compiler)
     package = identity_conv.load_package(path)
     package(torch.randn(3, 4))

@@ -79,6 +79,11 @@ def test_objects_are_equal_by_every_field(cls, field: str) -> None:
     assert (one == other) is False
 
 
+@pytest.mark.parametrize("other", [weight.double(), weight.reshape(1, -1), weight[:1], weight.to_sparse()])
+def test_tensors_are_equal_in_dtype_shape_and_layout_too(cls, other: torch.Tensor) -> None:
+    assert (cls(**VALUES) == cls(**{**VALUES, "weight": other})) is False
+
+
 def test_nothing_else_is_equal_and_an_object_is_true(cls) -> None:
     obj = cls(**VALUES)
     endless: list = []
@@ -107,7 +112,7 @@ def test_state_survives(cls, way, values: dict) -> None:
 def test_repr_shows_the_fields(cls) -> None:
     obj = identity_conv.IdentityConvCustomClass(3).conv
     assert repr(obj) == str(obj) == f"{obj}" == "IdentityConvClass(channels=3)"
-    assert "text='some', weight=Tensor([3], Float, cpu)" in repr(cls(**VALUES))
+    assert "flag=True, text='some', weight=Tensor([3], Float, cpu)" in repr(cls(**VALUES))
     assert "named={'a': Tensor([3], Float, cpu)}, sizes={3: [1], 4: []}, bias=None, limit=7" in repr(cls(**VALUES))
 
 

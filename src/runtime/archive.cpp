@@ -47,7 +47,7 @@ bool ends_with(std::string_view text, std::string_view suffix) {
   return text.size() >= suffix.size() && text.substr(text.size() - suffix.size()) == suffix;
 }
 
-[[noreturn]] void refuse(const std::string& path, const std::string& what) {
+[[noreturn]] void refuse_archive(const std::string& path, const std::string& what) {
   throw PackageError(Kind::kNotAPackage, path + ": " + what);
 }
 
@@ -91,17 +91,17 @@ int open_file(const std::string& path) {
   if (error == ENOENT || error == ENOTDIR) {
     throw PackageError(Kind::kNoSuchFile, path + ": no such file");
   }
-  refuse(path, std::string("cannot be read (") + std::strerror(error) + ")");
+  refuse_archive(path, std::string("cannot be read (") + std::strerror(error) + ")");
 }
 
 std::uint64_t regular_size(const std::string& path, int descriptor) {
   struct stat status;
   if (fstat(descriptor, &status) != 0) {
-    refuse(path, std::string("cannot be read (") + std::strerror(errno) + ")");
+    refuse_archive(path, std::string("cannot be read (") + std::strerror(errno) + ")");
   }
-  if (S_ISDIR(status.st_mode)) refuse(path, "is a directory, not a model package");
-  if (!S_ISREG(status.st_mode)) refuse(path, "is not a regular file");
-  if (status.st_size == 0) refuse(path, "is empty, not a model package");
+  if (S_ISDIR(status.st_mode)) refuse_archive(path, "is a directory, not a model package");
+  if (!S_ISREG(status.st_mode)) refuse_archive(path, "is not a regular file");
+  if (status.st_size == 0) refuse_archive(path, "is empty, not a model package");
   return static_cast<std::uint64_t>(status.st_size);
 }
 
@@ -152,9 +152,9 @@ PackageArchive::PackageArchive(const std::string& path)
     num_bytes_ = regular_size(path, descriptor_);
     read_records();
     const std::vector<std::string> models = compiled_model_names(records_);
-    if (models.empty()) refuse(path_, describe_other_archive(records_));
+    if (models.empty()) refuse_archive(path_, describe_other_archive(records_));
     if (std::find(models.begin(), models.end(), "model") == models.end()) {
-      refuse(path_,
+      refuse_archive(path_,
              "holds no compiled model named \"model\", but \"" + one_line(models.front()) + "\"");
     }
     check_regions();
@@ -174,7 +174,7 @@ std::string PackageArchive::bytes(std::uint64_t begin, std::uint64_t size) const
     const ssize_t got =
         pread(descriptor_, data.data() + done, size - done, static_cast<off_t>(begin + done));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) refuse(path_, std::string("cannot be read (") + std::strerror(errno) + ")");
+    if (got < 0) refuse_archive(path_, std::string("cannot be read (") + std::strerror(errno) + ")");
     if (got == 0) refuse_damaged(path_, "it became shorter while it was read");
     done += static_cast<std::uint64_t>(got);
   }
@@ -184,7 +184,7 @@ std::string PackageArchive::bytes(std::uint64_t begin, std::uint64_t size) const
 // The archive's directory: the entries of all records, one after the other.
 std::string PackageArchive::read_directory() {
   if (bytes(0, std::min<std::uint64_t>(num_bytes_, kLocalHeader.size())) != kLocalHeader) {
-    refuse(path_, "is not a model package (not a zip archive)");
+    refuse_archive(path_, "is not a model package (not a zip archive)");
   }
   // torch writes no comment after the end, other tools up to 64 KiB.
   const std::uint64_t length = std::min<std::uint64_t>(num_bytes_, kEndSize + 0xFFFF);
@@ -251,7 +251,7 @@ void PackageArchive::read_records() {
     const std::size_t slash = full_name.find('/');
     if (records_.empty()) folder = full_name.substr(0, slash);
     if (slash == std::string::npos || full_name.substr(0, slash) != folder) {
-      refuse(path_, "is not a model package (a zip archive that torch did not write)");
+      refuse_archive(path_, "is not a model package (a zip archive that torch did not write)");
     }
     if (method != 0 || packed != size) {
       refuse_damaged(path_, "its record " + shown + " is compressed, which torch never writes");
@@ -275,7 +275,7 @@ void PackageArchive::read_records() {
     at += whole;
   }
   if (!has(".data/version") && !has("version") && !has("archive_format")) {
-    refuse(path_, "is not a model package (a zip archive that torch did not write)");
+    refuse_archive(path_, "is not a model package (a zip archive that torch did not write)");
   }
 }
 

@@ -14,7 +14,7 @@
 namespace identity_conv {
 namespace {
 
-[[noreturn]] void refuse(const std::string& name, const std::string& what) {
+[[noreturn]] void refuse_input(const std::string& name, const std::string& what) {
   throw PackageError(PackageError::Kind::kInput, "input " + name + ": " + what);
 }
 
@@ -183,7 +183,7 @@ class Contract::Binding {
     if (!value || *value < symbol.min || *value > symbol.max) {
       const std::string range = range_text(symbol.min, symbol.max);
       const bool plain = factor == 1 && known == 0;
-      refuse(contract_.inputs_[input].name,
+      refuse_input(contract_.inputs_[input].name,
              "size of dimension " + std::to_string(dimension) + " must be " +
                  (plain ? range : linear_text(factor, known) + " with n " + range) + ", got " +
                  std::to_string(got));
@@ -309,14 +309,14 @@ Contract::Size Contract::read_size(const Json& json) const {
 
 void Contract::check_kind(const at::Tensor& tensor, const Input& input, c10::Device device) const {
   if (tensor.scalar_type() != input.dtype) {
-    refuse(input.name, "dtype must be " + dtype_name(input.dtype) + ", got " +
+    refuse_input(input.name, "dtype must be " + dtype_name(input.dtype) + ", got " +
                            dtype_name(tensor.scalar_type()));
   }
   if (tensor.device() != device) {
-    refuse(input.name, "device must be " + device.str() + ", got " + tensor.device().str());
+    refuse_input(input.name, "device must be " + device.str() + ", got " + tensor.device().str());
   }
   if (tensor.dim() != static_cast<int64_t>(input.sizes.size())) {
-    refuse(input.name, "the number of dimensions must be " + std::to_string(input.sizes.size()) +
+    refuse_input(input.name, "the number of dimensions must be " + std::to_string(input.sizes.size()) +
                            ", got " + std::to_string(tensor.dim()));
   }
 }
@@ -338,7 +338,7 @@ void Contract::fit(Inputs& inputs, c10::Device device) const {
       if (size.is_number() && size.number == sizes[d]) continue;
       const auto wanted = binding.value(size);
       if (wanted && *wanted == sizes[d]) continue;
-      refuse(inputs_[i].name,
+      refuse_input(inputs_[i].name,
              "size of dimension " + std::to_string(d) + " must be " +
                  (wanted ? std::to_string(static_cast<int64_t>(*wanted)) + binding.origin(size)
                          : "of a known form") +
@@ -387,11 +387,11 @@ at::Tensor Contract::laid_out(const at::Tensor& tensor, const Input& input) cons
     }
   }
   if (input.mutated) {
-    refuse(input.name, "strides must be " + c10::str(at::IntArrayRef(wanted)) + ", got " +
+    refuse_input(input.name, "strides must be " + c10::str(at::IntArrayRef(wanted)) + ", got " +
                            c10::str(tensor.strides()) + " (the model writes to it)");
   }
   if (!input.strides.empty()) {
-    refuse(input.name, "strides must be " + c10::str(at::IntArrayRef(input.strides)) + ", got " +
+    refuse_input(input.name, "strides must be " + c10::str(at::IntArrayRef(input.strides)) + ", got " +
                            c10::str(tensor.strides()) +
                            " (the package was compiled for a layout that isn't dense)");
   }

@@ -204,7 +204,7 @@ void write_string(const std::string& text, std::string& out) {
   out += '"';
 }
 
-void write(const Json& value, std::string& out) {
+void write_json(const Json& value, std::string& out) {
   if (const auto* flag = value.as<bool>()) {
     out += *flag ? "true" : "false";
   } else if (const auto* integer = value.as<std::int64_t>()) {
@@ -221,7 +221,7 @@ void write(const Json& value, std::string& out) {
     const char* separator = "[";
     for (const Json& element : *array) {
       out += std::exchange(separator, ", ");
-      write(element, out);
+      write_json(element, out);
     }
     out += array->empty() ? "[]" : "]";
   } else if (const auto* object = value.as<Json::Object>()) {
@@ -230,7 +230,7 @@ void write(const Json& value, std::string& out) {
       out += std::exchange(separator, ", ");
       write_string(name, out);
       out += ": ";
-      write(member, out);
+      write_json(member, out);
     }
     out += object->empty() ? "{}" : "}";
   } else {
@@ -242,7 +242,7 @@ void write(const Json& value, std::string& out) {
 
 std::string Json::dump() const {
   std::string out;
-  write(*this, out);
+  write_json(*this, out);
   return out;
 }
 

@@ -21,12 +21,11 @@
 
 #include "elf_library.h"
 #include "error_text.h"
+#include "requirements.h"
 #include "sha256.h"
 
 namespace identity_conv {
 namespace {
-
-constexpr const char* kClassPrefix = "__torch__.torch.classes.";
 
 const Json::Object& members(const Json& library, const char* name) {
   const Json* found = library.find(name);
@@ -196,7 +195,7 @@ std::string operator_schema(const std::string& name) {
 }
 
 std::vector<std::string> class_schemas(const std::string& name) {
-  std::string qualified = kClassPrefix + name;
+  std::string qualified = std::string(kClassPrefix) + name;
   if (const auto colons = qualified.find("::"); colons != std::string::npos)
     qualified.replace(colons, 2, ".");
   std::vector<std::string> schemas;

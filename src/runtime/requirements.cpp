@@ -11,8 +11,6 @@ namespace {
 
 // The target of the higher-order operator that calls a class method; it has no schema.
 constexpr std::string_view kCallTorchbind = "call_torchbind";
-constexpr std::string_view kClassPrefix = "__torch__.torch.classes.";
-
 void add_once(const std::string& name, std::vector<std::string>& names) {
   if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
 }

@@ -3,11 +3,15 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "json.h"
 
 namespace identity_conv {
+
+// What stands before the name of a custom class in the type that TorchScript gives it.
+inline constexpr std::string_view kClassPrefix = "__torch__.torch.classes.";
 
 // Operators and custom classes named by the extern kernel nodes that AOTInductor writes beside a
 // model (`<model>.json`). Operators called through a C shim don't appear there.

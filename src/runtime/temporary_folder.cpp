@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-[[noreturn]] void refuse(const fs::path& parent, int error) {
+[[noreturn]] void refuse_parent(const fs::path& parent, int error) {
   throw PackageError(PackageError::Kind::kHost,
                      "the folder for temporary files " + parent.string() + " can't be used (" +
                          std::strerror(error) + "): set TMPDIR to another");
@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 fs::path parent_folder() {
   std::error_code error;
   const fs::path parent = fs::temp_directory_path(error);
-  if (error) refuse(std::getenv("TMPDIR"), error.value());
+  if (error) refuse_parent(std::getenv("TMPDIR"), error.value());
   return fs::absolute(parent);
 }
 
@@ -102,7 +102,7 @@ TemporaryFolder::TemporaryFolder() {
   remove_abandoned(parent);
   for (;;) {
     path_ = (parent / (name_prefix() + "XXXXXX")).string();
-    if (!mkdtemp(path_.data())) refuse(parent, errno);
+    if (!mkdtemp(path_.data())) refuse_parent(parent, errno);
     lock_ = lock_folder(path_, 0);
     const int error = errno;
     // Until it was locked, another process may have taken the new folder for an abandoned one.
@@ -111,7 +111,7 @@ TemporaryFolder::TemporaryFolder() {
     if (lock_ >= 0) close(lock_);
     if (is_there) {
       rmdir(path_.c_str());
-      refuse(parent, error);
+      refuse_parent(parent, error);
     }
   }
   InUse::of_process().add(path_);

@@ -1,0 +1,3 @@
+#include "regex.h"
+
+IDENTITY_CONV_REGEX()
