@@ -75,6 +75,17 @@ def notebooks(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The reference of the Python interface, from its docstrings, into build/reference."""
+    session.install(f"torch=={TORCH[0]}")
+    session.install("pdoc==16.0.0", "-e", ".[testing]")
+    # hypothesis makes strategies of functions, whose annotations pdoc can't read: it shows them as text, and warns.
+    quiet = {"PYTHONWARNINGS": "ignore::UserWarning"}
+    modules = ["identity_conv", "identity_conv.sharding", "identity_conv.testing.mutants"]
+    session.run("pdoc", "--docformat", "google", "--output-directory", "build/reference", *modules, env=quiet)
+
+
+@nox.session
 @nox.parametrize("torch", TORCH)
 def night(session: nox.Session, torch: str) -> None:
     """What is too long for CI: the tests marked `night`, and more examples of the properties."""

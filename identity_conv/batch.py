@@ -11,7 +11,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,13 +92,18 @@ def run(
     _be_of(target, package)
     start = time.monotonic()
     own, refused = 0, 0
-    for file in _taken(files, target):
-        try:
-            _write(target / file.name, _call(loaded, file))
-            own += 1
-        except ValueError as error:
-            progress.say(f"{file}: {error}")
-            refused += 1
+    # Ranks of a torchrun share a terminal, where their bars would write over each other.
+    left = sum(not _is_done(file, target) for file in files)
+    bar = nullcontext(lambda: None) if "RANK" in os.environ else progress.counting("inputs", left)
+    with bar as one_more:
+        for file in _taken(files, target):
+            try:
+                _write(target / file.name, _call(loaded, file))
+                own += 1
+            except ValueError as error:
+                progress.say(f"{file}: {error}")
+                refused += 1
+            one_more()
     if refused:
         raise ValueError(f"run: {refused} of {len(files)} inputs failed, each for its reason above")
     return Outcome(own, len(files) - own, time.monotonic() - start, str(loaded.device))

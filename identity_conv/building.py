@@ -43,7 +43,11 @@ os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 class CompileError(BuildError):
-    """A source doesn't compile or link. `log` is the full output of the build."""
+    """A source doesn't compile or link; the message has the first error.
+
+    Attributes:
+        log: the file with the full output of the build.
+    """
 
     def __init__(self, message: str, log: Path):
         super().__init__(message)

@@ -6,22 +6,33 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import __version__, settings
 from .bench import SUITES
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 #: The exit status of a command that failed with a reason.
 FAILED = 1
 
 _SETTINGS = "\n".join(f"  {each.name}  \n      {each.meaning} (default: {each.default})" for each in settings.ALL)
 
+#: No row of ours is longer, and a table is no wider than its rows.
+_WIDTH_IN_A_PIPE = 1000
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=f"\b\nEnvironment:\n{_SETTINGS}\n\n\b\n"
-    "Exit status: 0 done, 1 failed with a reason on stderr, 2 wrong usage.",
+    "Exit status: 0 done; 1 failed, refused or interrupted, with the reason on stderr; 2 wrong usage.\n\n\b\n"
+    "Answers go to stdout, all else to stderr. Completion in bash (zsh and fish alike):\n"
+    '  eval "$(_IDENTITY_CONV_COMPLETE=bash_source identity-conv)"',
 )
 @click.version_option(__version__, prog_name="identity-conv")
 def command() -> None:
@@ -46,7 +57,7 @@ def demo(context: click.Context, out: Path) -> None:
 
     \b
     Example:
-      identity-conv demo --out /tmp/model.pt2
+      identity-conv demo --out demo.pt2
     """
     from . import demo as road
 
@@ -69,7 +80,8 @@ def new(name: str, class_: bool, cuda: bool, backward: bool) -> None:
 
     \b
     Example:
-      identity-conv new my_filter --backward && cd my_filter && python -m pytest && python road.py
+      identity-conv new my_filter --backward
+      cd my_filter && python -m pytest && python road.py
     """
     from . import scaffold
 
@@ -92,8 +104,8 @@ def build(prefix: Path | None, extensions: tuple[str, ...]) -> None:
 
     \b
     Example:
-      identity-conv build --prefix /opt/identity_conv my_kernels:ext
-      IDENTITY_CONV_PREFIX=/opt/identity_conv python -c "import my_kernels"
+      identity-conv build --prefix prefix my_kernels:ext
+      IDENTITY_CONV_PREFIX=$PWD/prefix python -c "import my_kernels"
     """
     from . import ahead
 
@@ -103,7 +115,7 @@ def build(prefix: Path | None, extensions: tuple[str, ...]) -> None:
 
 @command.command()
 @click.argument("package", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@_json
 def inspect(package: Path, as_json: bool) -> None:
     """Says what PACKAGE holds and whether it can be loaded here; exits with 1 where something is fatal.
 
@@ -112,38 +124,51 @@ def inspect(package: Path, as_json: bool) -> None:
 
     \b
     Example:
-      identity-conv inspect model.pt2 --json
+      identity-conv inspect model.pt2
+      identity-conv inspect model.pt2 --json > model.json
     """
-    import json
-
-    from rich.console import Console
-
     from .inspection import tables
     from .package import inspect_package
 
     found = inspect_package(package)
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        _print_json(found)
     else:
-        console = Console(width=180 if not sys.stdout.isatty() else None)
         for table in tables(found):
-            console.print(table)
+            _console().print(table)
     if found["verdict"] == "fatal":
         sys.exit(FAILED)
 
 
 @command.command()
 @click.argument("package", type=click.Path(path_type=Path))
-def verify(package: Path) -> None:
+@_json
+def verify(package: Path, as_json: bool) -> None:
     """Runs the example that PACKAGE carries and compares with the outputs that it recorded.
+
+    \b
+    Exits with 1 where PACKAGE is refused, carries no example, or gives another result; as JSON, `kind`
+    says which.
 
     \b
     Example:
       identity-conv verify model.pt2
     """
+    from .errors import PackageError
     from .package import load_package
 
-    click.echo(load_package(package).verify())
+    try:
+        answer = {"verified": True, "kind": "", "text": load_package(package).verify()}
+    except PackageError as error:
+        if not as_json:
+            raise
+        answer = {"verified": False, "kind": error.kind, "text": str(error)}
+    if as_json:
+        _print_json({"package": str(package), **answer})
+    else:
+        click.echo(answer["text"])
+    if not answer["verified"]:
+        sys.exit(FAILED)
 
 
 @command.command()
@@ -151,7 +176,8 @@ def verify(package: Path) -> None:
 @click.argument("inputs", type=click.Path(path_type=Path))
 @click.argument("outputs", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--device", help="Where to run, such as cuda:1; by default the package's, and each torchrun rank's GPU.")
-def run(package: Path, inputs: Path, outputs: Path, device: str | None) -> None:
+@_json
+def run(package: Path, inputs: Path, outputs: Path, device: str | None, as_json: bool) -> None:
     """Runs PACKAGE on every .pt file of the folder INPUTS, or on that file; the outputs go to the folder OUTPUTS.
 
     \b
@@ -163,7 +189,7 @@ def run(package: Path, inputs: Path, outputs: Path, device: str | None) -> None:
     \b
     Example:
       identity-conv run model.pt2 inputs outputs
-      torchrun --nproc-per-node 8 --no-python identity-conv run model.pt2 inputs outputs
+      torchrun --nproc-per-node 2 --no-python identity-conv run model.pt2 inputs outputs
     """
     import os
 
@@ -171,11 +197,14 @@ def run(package: Path, inputs: Path, outputs: Path, device: str | None) -> None:
 
     outcome = batch.run(package, inputs, outputs, device=device)
     rank = os.environ.get("RANK")
-    progress.say(str(outcome) if rank is None else f"rank {rank}: {outcome}")
+    if as_json:
+        _print_json(vars(outcome) | ({} if rank is None else {"rank": int(rank)}))
+    else:
+        progress.say(str(outcome) if rank is None else f"rank {rank}: {outcome}")
 
 
 @command.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@_json
 @click.option("--quick", is_flag=True, help="Only look; compile and run nothing.")
 def doctor(as_json: bool, quick: bool) -> None:
     """Says what works on this machine, what doesn't, and what to do; exits with 1 where something is fatal.
@@ -183,16 +212,18 @@ def doctor(as_json: bool, quick: bool) -> None:
     \b
     Works where nothing builds, and without torch. It compiles and loads a small library and a small
     package, each in a process of its own, where a crash is a finding.
-    """
-    from rich.console import Console
 
+    \b
+    Example:
+      identity-conv doctor --quick
+    """
     from . import diagnosis
 
     report = diagnosis.doctor(probes=not quick)
     if as_json:
         click.echo(report.json())
     else:
-        Console(soft_wrap=not sys.stdout.isatty()).print(report.table())
+        _console().print(report.table())
     if not report.healthy:
         sys.exit(FAILED)
 
@@ -203,32 +234,35 @@ def cache() -> None:
 
 
 @cache.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@_json
 def list_builds(as_json: bool) -> None:
-    """Lists the builds in the cache, the latest first."""
-    import datetime
-    import json
+    """Lists the builds in the cache, the latest first.
 
-    from rich.console import Console
+    \b
+    Example:
+      identity-conv cache list
+    """
+    import datetime
+
     from rich.table import Table
 
     from .cache import entries
 
     found = entries()
     if as_json:
-        rows = [{**vars(entry), "folder": str(entry.folder)} for entry in found]
-        click.echo(json.dumps(rows, indent=1))
+        _print_json([vars(entry) for entry in found])
         return
     table = Table("build", "key", "MiB", "made", "finished", box=None)
     for entry in found:
         made = datetime.datetime.fromtimestamp(entry.made).strftime("%Y-%m-%d %H:%M")
         table.add_row(entry.name, entry.key, f"{entry.bytes / 2**20:.1f}", made, "yes" if entry.finished else "no")
-    Console().print(table)
+    _console().print(table)
 
 
 @cache.command("explain")
 @click.argument("extension", required=False, metavar="[MODULE:EXTENSION]")
-def explain_build(extension: str | None) -> None:
+@_json
+def explain_build(extension: str | None, as_json: bool) -> None:
     """Says whether an extension is built, and else which parts changed; without one, identity_conv's own.
 
     \b
@@ -239,27 +273,47 @@ def explain_build(extension: str | None) -> None:
     from .extension import Extension
 
     explained = ahead.find_extension(extension) if extension else Extension._of(targets.operators())
-    click.echo(explained.explain())
+    if as_json:
+        built, changes = explained._state()
+        _print_json({"name": explained.name, "key": explained.key, "built": built, "changes": changes})
+    else:
+        click.echo(explained.explain())
+
+
+def _names_of_builds(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    from .cache import entries
+
+    return sorted({entry.name for entry in entries() if entry.name.startswith(incomplete)})
 
 
 @cache.command("clean")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=_names_of_builds)
 @click.option("--yes", is_flag=True, help="Don't ask.")
-def clean_builds(name: str | None, yes: bool) -> None:
-    """Removes the builds of NAME (see `cache list`), or all; a loaded library stays mapped where it is."""
+@_json
+def clean_builds(name: str | None, yes: bool, as_json: bool) -> None:
+    """Removes the builds of NAME (see `cache list`), or all; a loaded library stays mapped where it is.
+
+    \b
+    Example:
+      identity-conv cache clean my_kernels --yes
+    """
     from .cache import clean
 
     if not yes and sys.stdin is None:
         raise click.UsageError("nobody can be asked, since standard input is closed: give --yes")
-    if not yes and not click.confirm(f"Remove {'every build' if name is None else f'the builds of {name}'}?"):
+    wanted = "every build" if name is None else f"the builds of {name}"
+    if not yes and not click.confirm(f"Remove {wanted}?", err=True):
         return
     removed = clean(name)
-    click.echo(f"removed {len(removed)} builds, {sum(entry.bytes for entry in removed) / 2**20:.1f} MiB")
+    if as_json:
+        _print_json([vars(entry) for entry in removed])
+    else:
+        click.echo(f"removed {len(removed)} builds, {sum(entry.bytes for entry in removed) / 2**20:.1f} MiB")
 
 
 @command.command()
 @click.argument("suites", nargs=-1, type=click.Choice(SUITES))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@_json
 def bench(suites: tuple[str, ...], as_json: bool) -> None:
     """Times what this package does beside what one would use otherwise.
 
@@ -271,20 +325,17 @@ def bench(suites: tuple[str, ...], as_json: bool) -> None:
     Example:
       identity-conv bench operator
     """
-    import json
-
-    from rich.console import Console
     from rich.table import Table
 
     from . import bench as benchmarks
+    from . import progress
 
     found = []
     table = Table("what", "beside", "µs", "baseline µs", "TB/s", "ratio", "95 %", "verdict", box=None)
     for suite in suites or SUITES:
         for each in benchmarks.run(suite):
             found.append(each)
-            # A suite may take minutes: each line as it comes, beside the table at the end.
-            click.echo(f"{suite}: {each.name}: {each.ratio:.3f} of {each.baseline}", err=True)
+            progress.step(f"{suite}: {each.name}: {each.ratio:.3f} of {each.baseline}")
             bandwidth = f"{each.terabytes_per_second:.3f}" if each.terabytes_per_second else ""
             table.add_row(
                 each.name,
@@ -297,11 +348,24 @@ def bench(suites: tuple[str, ...], as_json: bool) -> None:
                 each.verdict,
             )
     if as_json:
-        click.echo(json.dumps(benchmarks.record(found), indent=1))
+        _print_json(benchmarks.record(found))
     else:
-        console = Console(width=180 if not sys.stdout.isatty() else None)
-        console.print(", ".join(f"{name} {fact}" for name, fact in benchmarks.machine().items()))
-        console.print(table)
+        _console().print(", ".join(f"{name} {fact}" for name, fact in benchmarks.machine().items()))
+        _console().print(table)
+
+
+def _print_json(document: Any) -> None:
+    """Prints one document; a path in it is written as text."""
+    import json
+
+    click.echo(json.dumps(document, indent=1, default=str))
+
+
+def _console() -> Console:
+    """Where tables go: as wide as the terminal, and in a pipe wide enough that a row stays a line."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=_WIDTH_IN_A_PIPE, soft_wrap=True)
 
 
 @contextmanager

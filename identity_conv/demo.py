@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,6 +12,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from . import progress
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Road:
         self.steps: list[Step] = []
 
     def take(self, name: str, work: Callable[[], Any], *, equal: Callable[[Any], bool] | None = None) -> Any:
-        print(f"identity-conv: {name} ...", file=sys.stderr, flush=True)
+        progress.step(f"{name} ...")
         start = time.monotonic()
         result = work()
         seconds = time.monotonic() - start

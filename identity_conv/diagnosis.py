@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from . import __version__, cache, settings, toolchain
+from . import __version__, cache, progress, settings, toolchain
 
 Verdict = Literal["ok", "warning", "fatal"]
 
@@ -78,6 +78,14 @@ def doctor(*, probes: bool = True) -> Report:
     Args:
         probes: compile, load and run a small library, and a small AOTInductor package, in processes of
             their own; half a minute the first time.
+
+    Returns:
+        What was found, each with a verdict and a remedy. Nothing is raised: what fails is a finding.
+
+    Example::
+
+        >>> doctor(probes=False).healthy
+        True
     """
     checks: list[Callable[[], Iterator[Finding]]] = [_python, _torch, _compiler, _ninja, _cuda, _cache, _settings]
     if probes:
@@ -241,6 +249,7 @@ def _package_probe() -> Iterator[Finding]:
 
 
 def _probe(fact: str, code: str, argument: Path) -> Finding:
+    progress.step(f"{fact} ...")
     # Where this package was imported from, also when it isn't installed.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])}
     try:

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 
 class PackageError(RuntimeError):
-    """A package, or an input of one, was refused, or its model failed. `kind` says why in a word."""
+    """A package, or an input of one, was refused, or its model failed.
+
+    Attributes:
+        kind: why, in a word or two, such as ``"host"``; each subclass has its own.
+    """
 
     kind = ""
 

@@ -177,11 +177,17 @@ class Extension:
 
     def explain(self) -> str:
         """Says whether there is a finished build, and else what changed since the latest one."""
+        file, changes = self._state()
+        if file:
+            return f"{self.name}: built, {file}"
+        return "\n".join([f"{self.name}: will be built, because", *(f"  {change}" for change in changes)])
+
+    def _state(self) -> tuple[Path | None, list[str]]:
+        """The finished build, or None and what changed since the latest one."""
         parts = self._target.parts()
         if file := self._target.find(parts):
-            return f"{self.name}: built, {file}"
-        changes = cache.differences(self.name, parts, self._target._inputs().located)
-        return "\n".join([f"{self.name}: will be built, because", *(f"  {change}" for change in changes)])
+            return file, []
+        return None, cache.differences(self.name, parts, self._target._inputs().located)
 
     def build(self) -> Path:
         """Builds what isn't built yet and returns the file.

@@ -12,7 +12,14 @@ from .ops import identity_conv
 
 
 class IdentityConvCustomOp(nn.Module):
-    """The operator ``my_ops::identity_conv_op`` as a layer: any dense tensor in, its copy out."""
+    """The operator ``my_ops::identity_conv_op`` as a layer: any dense tensor in, its copy out.
+
+    Shape:
+        input and output alike, any; any dtype.
+
+    Raises:
+        ValueError: in ``forward``, the input is sparse, quantized, nested or mkldnn.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return identity_conv(x)

@@ -136,9 +136,18 @@ _CUDA_GRAPH = {False: 0, True: 1, "reuse outputs": 2}
 class Package:
     """A loaded `model.pt2`, called as the model was; it may be used in a ``with`` block.
 
-    An input that requires grad is run without grad; one with a forward-mode tangent is refused. Modes of the
-    calling thread (fake tensors, autocast) take no part in a call. Calls from several threads are safe; a process
-    that was forked opens a package of its own. On CUDA a call is queued on the current stream.
+    :func:`load_package` makes it, and says what its arguments are. An input that requires grad is run without
+    grad; one with a forward-mode tangent is refused. Modes of the calling thread (fake tensors, autocast) take no
+    part in a call. Calls from several threads are safe; a process that was forked opens a package of its own. On
+    CUDA a call is queued on the current stream.
+
+    Attributes:
+        path: the file.
+
+    Example::
+
+        >>> with load_package("model.pt2") as package:
+        ...     y = package(torch.randn(2, 3, 8, 8))
     """
 
     def __init__(
@@ -182,7 +191,8 @@ class Package:
             TypeError: the arguments have another structure than the exported ones.
             ValueError: an argument that isn't a tensor has another value than in the export, where it
                 was compiled in; or the package is closed.
-            RuntimeError: a tensor has another shape, dtype or device than the package takes.
+            InputError: a tensor has another shape, dtype, device or layout than the package takes.
+            ExecutionError: the inputs are right and the model failed.
         """
         if len(args) == self._plain and not kwargs:
             outputs = self._run(*args)
@@ -244,9 +254,10 @@ class Package:
                 state dict of the model does, without what the export left out.
 
         Raises:
-            RuntimeError: a name isn't the package's, or a tensor has another dtype or other sizes; all
+            InputError: a name isn't the package's, or a tensor has another dtype or other sizes; all
                 the old ones are then as they were.
-            TypeError: a value isn't a tensor.
+            TypeError: `constants` is no mapping, or a value isn't a tensor.
+            ValueError: the package is closed.
 
         Example::
 
@@ -334,8 +345,21 @@ def inspect_package(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Nothing of it is mapped. ``identity-conv inspect`` prints it.
 
+    Args:
+        path: the file.
+
+    Returns:
+        "path", "bytes" and "sha256" of the file; "manifest", None for a package of stock torch; "records", the
+        bytes of each; "findings", each with "check", "verdict" and "text"; and "verdict", the worst of these: "ok",
+        "warning" or "fatal".
+
     Raises:
         PackageError: the file is no package, or one of an unknown format.
+
+    Example::
+
+        >>> inspect_package("model.pt2")["verdict"]
+        'ok'
     """
     return json.loads(_runtime().Package.inspect(os.fspath(path)))
 

@@ -1,11 +1,11 @@
-"""What a cold build says while it runs: on stderr, with a bar on a terminal."""
+"""What long work says while it runs, on stderr: notes, and on a terminal its steps and a bar."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -43,6 +43,28 @@ def building(
     say(f"built {name} in {time.monotonic() - start:.1f} s")
 
 
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar over `total` pieces of work, on a terminal alone; call what it gives after each."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda: progress.advance(task)
+
+
 def _watch(units: int, folder: Path, done: threading.Event) -> None:
     """A bar over the object files, which appear as their compilers finish, and the library."""
     from rich.console import Console
@@ -54,6 +76,13 @@ def _watch(units: int, folder: Path, done: threading.Event) -> None:
         while not done.wait(0.2):
             finished = sum(1 for _ in folder.glob("*.o"))
             progress.update(task, completed=finished, description="linking" if finished == units else "compiling")
+
+
+def step(text: str) -> None:
+    """Prints, on a terminal alone, what long work is at."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        with suppress(OSError, ValueError):
+            print(f"identity-conv: {text}", file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -46,12 +47,55 @@ def run_python(*arguments: str | os.PathLike[str], **changes: str | os.PathLike[
     )
 
 
+def stderr_of(*arguments: str | os.PathLike[str], terminal: bool) -> bytes:
+    """What Python prints on stderr, which is a terminal or a pipe."""
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    command = [sys.executable, *arguments]
+    with os.fdopen(ours, "rb", buffering=0) as reader:
+        started = subprocess.Popen(
+            command, cwd="/", env=environment({"TERM": "xterm"}), stdout=subprocess.DEVNULL, stderr=theirs
+        )
+        os.close(theirs)
+        shown = b""
+        try:
+            while chunk := reader.read(4096):
+                shown += chunk
+        except OSError:  # how a terminal says that its other side is closed
+            pass
+    assert started.wait() == 0, shown
+    return shown
+
+
 def write_program(path: Path, script: str) -> Path:
     """A shell script that can be run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return path
+
+
+def commands(folder: Path) -> Path:
+    """A folder for PATH that has this package's commands, as pip installs them; this clone may be used without."""
+    for name, function in (("identity-conv", "main"), ("identity-conv-run", "run_program")):
+        code = f"from _identity_conv_entry import {function}; {function}()"
+        write_program(folder / name, f'exec {sys.executable} -c "{code}" "$@"')
+    write_program(folder / "python", f'exec {sys.executable} "$@"')
+    write_program(folder / "torchrun", f'exec {sys.executable} -m torch.distributed.run "$@"')
+    return folder
+
+
+def run_bash(script: str, folder: Path, **changes: str | os.PathLike[str] | None):
+    """Runs a bash script in `folder` with :func:`commands` on PATH; it stops at the first command that fails."""
+    path = os.pathsep.join([str(commands(folder / ".commands")), os.environ["PATH"]])
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=folder,
+        env=environment({"PATH": path, **changes}),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
 
 
 def listing(folder: Path) -> dict[str, tuple[int, int]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support_build import CONSOLE_SCRIPT, environment, run_python
+from support_build import CONSOLE_SCRIPT, environment, run_python, stderr_of
 
 import identity_conv
 from identity_conv import batch
@@ -46,6 +46,18 @@ def test_is_restartable(packages: dict[str, Path], inputs: Path, tmp_path: Path)
     again = batch.run(packages["cpu"], inputs, outputs)
     assert (again.done, again.by_others) == (2, 10)
     check(inputs, outputs)
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+def test_shows_a_bar_on_a_terminal_alone(
+    packages: dict[str, Path], inputs: Path, tmp_path: Path, terminal: bool
+) -> None:
+    run = (*CONSOLE_SCRIPT, "run", packages["cpu"], inputs, tmp_path / "outputs")
+    shown = stderr_of(*run, terminal=terminal)
+    assert b"identity_conv: 12 done on cpu in " in shown
+    assert (b"12/12" in shown) == (b"\x1b[" in shown) == terminal
+    if not terminal:
+        assert shown.count(b"\n") == 1
 
 
 def test_outputs_of_another_package_are_refused(packages: dict[str, Path], inputs: Path, tmp_path: Path) -> None:

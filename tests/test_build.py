@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support_build import MARK_AS_COMMAND, TINY, environment, listing, write_program
+from support_build import MARK_AS_COMMAND, TINY, environment, listing, stderr_of, write_program
 
 from identity_conv import BuildError, CompileError, Extension, ToolchainError, ops, toolchain
 from identity_conv.building import Target
@@ -375,18 +374,8 @@ class TestBuild:
 
     @pytest.mark.parametrize("terminal", [True, False])
     def test_shows_a_bar_on_a_terminal_alone(self, source: Path, terminal: bool) -> None:
-        ours, theirs = pty.openpty() if terminal else os.pipe()
         code = f"{MARK_AS_COMMAND}from identity_conv import Extension; Extension('tiny', [{str(source)!r}]).build()"
-        with os.fdopen(ours, "rb", buffering=0) as reader:
-            builder = subprocess.Popen([sys.executable, "-c", code], env=environment({"TERM": "xterm"}), stderr=theirs)
-            os.close(theirs)
-            shown = b""
-            try:
-                while chunk := reader.read(4096):
-                    shown += chunk
-            except OSError:  # how a terminal says that its other side is closed
-                pass
-        assert builder.wait() == 0
+        shown = stderr_of("-c", code, terminal=terminal)
         assert b"compiling libtiny.so" in shown
         assert (b"/2" in shown) == (b"\x1b[" in shown) == terminal
 

@@ -1,4 +1,4 @@
-"""The mutants are wrong, each in its own way, and the checker says so; the score of checkers is what README says."""
+"""The mutants are wrong, each in its own way, and the checker says so; the score of checkers is what the page says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from identity_conv.testing.mutants import MUTANTS, RIGHT, Kernel, Outcome, Score
 from identity_conv.testing.registry import CHECKS
 
 RECORD = Path(__file__).parent / "records" / "kill_score.json"
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "testing.md"
 
 ON_CPU = [kernel for kernel in MUTANTS if kernel.device == "cpu"]
 ON_CUDA = [kernel for kernel in MUTANTS if kernel.device == "cuda"]
@@ -157,8 +157,8 @@ class TestScore:
 class TestRecord:
     RECORDS = json.loads(RECORD.read_text())
 
-    def test_readme_shows_it(self) -> None:
-        assert mutants.table(self.RECORDS) in README.read_text()
+    def test_the_page_shows_it(self) -> None:
+        assert mutants.table(self.RECORDS) in PAGE.read_text()
 
     def test_check_op_misses_nothing_and_raises_no_false_alarm(self) -> None:
         ours = {each["device"]: each for each in self.RECORDS if each["checker"] == mutants.checked.title}

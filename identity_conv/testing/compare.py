@@ -17,6 +17,13 @@ class Comparison:
     """A rule that says where two dense tensors of equal shape and dtype differ.
 
     Calling it gives None where they agree, else half a sentence: ``at [3] expected 1.0, got 0.0; 2 of 64 differ``.
+    `exact`, `ulp` and `close` make the usual ones.
+
+    Args:
+        name: how a report calls it.
+        differs: takes the actual and the expected tensor, returns a bool tensor that is true where they differ.
+        made_by: a function at the top level of a module, and its arguments, by which the rule is pickled to the
+            processes that check.
     """
 
     name: str
@@ -54,6 +61,9 @@ def ulp(n: int) -> Comparison:
     """Floating-point numbers at most `n` representable numbers apart; any NaN equals any NaN, -0.0 equals 0.0.
 
     Complex numbers are compared by part, integers and bool exactly.
+
+    Args:
+        n: how many, 0 or more.
 
     Raises:
         ValueError: `n` is negative.

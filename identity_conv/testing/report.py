@@ -196,6 +196,7 @@ class CheckFailure(AssertionError):
 
     @property
     def violations(self) -> list[Violation]:
+        """All of them, in the order of the checks."""
         return self.report.violations
 
     def __str__(self) -> str:

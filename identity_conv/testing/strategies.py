@@ -56,6 +56,12 @@ def dtypes(
     """Dtypes, all that ``torch.clone`` copies if not told otherwise.
 
     Shrinks to the first, which is float32 by default.
+
+    Args:
+        among: those that are drawn from.
+
+    Raises:
+        ValueError: `among` is empty, or has one that ``torch.clone`` doesn't copy.
     """
     return _Choices(draw).pick(_checked_dtypes(_drawn(draw, among)))
 
@@ -185,7 +191,12 @@ def plans(
 
 
 def tensors(device: torch.device | str | st.SearchStrategy[Any] = "cpu", **of_plan: Any) -> st.SearchStrategy[Any]:
-    """Tensors: `plans` with the same arguments, built on `device`."""
+    """Tensors, built of plans.
+
+    Args:
+        device: where, or a strategy of it.
+        of_plan: the arguments of `plans`.
+    """
     devices = device if isinstance(device, st.SearchStrategy) else st.just(device)
     return st.builds(lambda plan, where: plan.build(where), plans(**of_plan), devices)
 
@@ -222,6 +233,12 @@ def shared_storage(
     """Groups of tensors in one storage, some overlapping.
 
     Shrinks to dense tensors at the same place.
+
+    Args:
+        count: how many tensors.
+        dtype: of all of them, `dtypes()` by default.
+        max_numel: most elements of a tensor.
+        kinds: which layouts to draw.
     """
     return draws.shared_storage(
         _Choices(draw),
