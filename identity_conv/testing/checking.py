@@ -123,6 +123,7 @@ def check(
         report.notes.append(
             "hypothesis is not installed: calls come from a fixed corpus (pip install 'identity_conv[testing]')"
         )
+    report.dtypes = wanted
     settings = Settings(
         subject,
         compare or exact(),
