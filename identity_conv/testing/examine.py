@@ -204,7 +204,24 @@ class Bench:
 
         small = shrink(call, fails, seconds=seconds)
         found = next((each for each in self._quietly(small) if each.check == finding.check), finding)
-        return self._name(found.check, small), small, found.sentence
+        return self._name(found.check, small), small, found.sentence + self._of_dtypes(found.check, small)
+
+    def _of_dtypes(self, check: str, call: Call) -> str:
+        """What to do where the operator refuses a dtype altogether, which may be meant."""
+
+        def takes(dtype: torch.dtype) -> bool:
+            try:
+                self.subject.run(*self.subject.call(TensorPlan((2, 3), dtype)).build(self.device))
+            except Exception:
+                return False
+            return True
+
+        if check != "accepts" or not call.plans or takes(dtype := call.plans[0].dtype):
+            return ""
+        taken = [each for each in self.settings.dtypes if takes(each)]
+        if not taken:
+            return ""
+        return f"; it takes no {dtype}: if that is meant, say dtypes=[{', '.join(map(str, taken))}]"
 
     def _name(self, check: str, call: Call) -> str:
         """Wrong values by what they need: a layout, a size, or nothing."""
