@@ -290,8 +290,9 @@ class Bench:
                 yield from self._alias(args, kwargs, actual)
 
     def _is_lost(self, call: Call) -> bool:
-        """Whether torch itself loses what is written: through a conj or neg bit, where nothing is returned."""
-        if self.subject.binding.schema.returns:
+        """Whether torch itself can't write: through a conj or neg bit, unless what is written is what is returned."""
+        returns = self.subject.binding.schema.returns
+        if returns and returns[0].alias_info is not None and returns[0].alias_info.is_write:
             return False
         written = zip(call.plans, self.subject.written(call), strict=True)
         return any(may and (plan.conj or plan.neg) for plan, may in written)
