@@ -68,8 +68,6 @@ def _calls(bench: Bench) -> Iterator[Call]:
 def fakes(bench: Bench, start: int) -> None:
     """What the fake says, held against the real output, or the reference's where the operator is wrong."""
     subject = bench.subject
-    if subject.writes:
-        return
     for number, call in enumerate(bench.each(_calls(bench), start)):
         args, kwargs = call.build(bench.device)
         try:
@@ -79,7 +77,8 @@ def fakes(bench: Bench, start: int) -> None:
             continue  # refused, or told by `accepts`
         bench.about_to(call, 30.0)
         for elsewhere in (False, True):
-            mode = FakeTensorMode(allow_non_fake_inputs=False)
+            # Sizes of inputs are numbers; one that depends on data is a symbol.
+            mode = FakeTensorMode(allow_non_fake_inputs=False, shape_env=ShapeEnv(), static_shapes=True)
             given: list[torch.Tensor] = [mode.from_tensor(each) for each in tensors_in((args, kwargs))]
             device = torch.device(bench.device)
             if elsewhere:
@@ -103,7 +102,7 @@ def fakes(bench: Bench, start: int) -> None:
                 if mine.device.type != device.type:
                     bench.violate("fake", f"says device {mine.device} for an input on {device}", call)
                     return
-                wrong = [text for _, text in metadata(mine, theirs) if "device" not in text]
+                wrong = list(_differs(mine, theirs))
                 if not wrong and mine.is_conj() != theirs.is_conj():
                     wrong = [f"expected is_conj() {theirs.is_conj()}"]
                 if wrong:
@@ -115,6 +114,25 @@ def fakes(bench: Bench, start: int) -> None:
             if any(each.untyped_storage()._cdata in storages for each in faked):
                 bench.violate("fake", "its output shares memory with an input", call)
                 return
+
+
+def _differs(fake: torch.Tensor, real: torch.Tensor) -> Iterator[str]:
+    """What a fake says otherwise than the real tensor, whose sizes it may leave open where they depend on data."""
+    sizes: dict[Any, int] = {}
+    for dim, (said, size) in enumerate(zip(fake.shape, real.shape, strict=False)):
+        if isinstance(said, torch.SymInt):
+            sizes[said.node.expr] = size
+            bounds = said.node.shape_env.bound_sympy(said.node.expr)
+            if not bounds.lower <= size <= bounds.upper:
+                yield f"expected size {size} of dimension {dim}, got one from {bounds.lower} to {bounds.upper}"
+                return
+    if sizes and fake.dim() == real.dim():
+        shape, strides = (
+            [int(_node(each).expr.xreplace(sizes)) if isinstance(each, torch.SymInt) else each for each in numbers]
+            for numbers in (fake.shape, fake.stride())
+        )
+        fake = torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
+    yield from (text for _, text in metadata(fake, real) if "device" not in text)
 
 
 def _elsewhere(x: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -132,8 +150,6 @@ def _filled(args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> tuple[An
 def symbolic(bench: Bench, start: int) -> None:
     """Fakes with symbolic sizes: what comes out depends on them, and says nothing of their value."""
     subject = bench.subject
-    if subject.writes:
-        return
     for call in bench.each(_of_distinct_sizes(bench), start, 30.0):
         args, kwargs = call.build(bench.device)
         try:
