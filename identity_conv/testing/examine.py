@@ -202,7 +202,7 @@ class Bench:
                 return False
             return any(each.check == finding.check for each in self._quietly(candidate))
 
-        small = shrink(call, fails, seconds=seconds)
+        small = shrink(call, fails, fit=self.subject.fit, seconds=seconds)
         found = next((each for each in self._quietly(small) if each.check == finding.check), finding)
         return self._name(found.check, small), small, found.sentence + self._of_dtypes(found.check, small)
 
@@ -240,7 +240,7 @@ class Bench:
             usual = [
                 dataclasses.replace(TensorPlan((3,), plan.dtype, seed=plan.seed), grad=plan.grad) for plan in call.plans
             ]
-            if not any(each.check == "values" for each in self._quietly(call.replace(usual))):
+            if not any(each.check == "values" for each in self._quietly(self.subject.fit(call.replace(usual)))):
                 return "sizes"
         return "values"
 

@@ -59,7 +59,7 @@ def _calls(bench: Bench) -> Iterator[Call]:
                 plans.append(TensorPlan((4, 3), dtype, conj=True))
         for plan in plans:
             yield bench.subject.call(plan)
-        yield from _broadcast(bench.subject.call(TensorPlan((4, 3), dtype)))
+        yield from map(bench.subject.fit, _broadcast(bench.subject.call(TensorPlan((4, 3), dtype))))
 
 
 def _broadcast(call: Call) -> Iterator[Call]:

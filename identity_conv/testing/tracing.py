@@ -152,8 +152,9 @@ def symbolic(bench: Bench, start: int) -> None:
     subject = bench.subject
     for call in bench.each(_of_distinct_sizes(bench), start, 30.0):
         args, kwargs = call.build(bench.device)
+        static = subject.fixed_dimensions(call)
         try:
-            expected = _symbolic(subject.expect, args, kwargs)
+            expected = _symbolic(subject.expect, args, kwargs, static)
         except Exception:
             expected = None
         try:
@@ -163,7 +164,7 @@ def symbolic(bench: Bench, start: int) -> None:
             continue
         bench.about_to(call, 30.0)
         try:
-            found = _symbolic(subject.run, args, kwargs)
+            found = _symbolic(subject.run, args, kwargs, static)
         except Exception as error:
             bench.violate("symbolic", f"the fake fails with symbolic sizes: {describe(error)}", call)
             return
@@ -198,14 +199,24 @@ def _of_distinct_sizes(bench: Bench) -> Iterator[Call]:
         yield bench.subject.call(plan)
 
 
-def _symbolic(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[set[str], list[str], bool]:
-    """Which input sizes a call fixes, the sizes that come out, and whether all of those are plain numbers."""
+def _symbolic(
+    function: Callable[..., Any], args: Any, kwargs: Any, static: Sequence[frozenset[int]] = ()
+) -> tuple[set[str], list[str], bool]:
+    """Which input sizes a call fixes, the sizes that come out, and whether all of those are plain numbers.
+
+    Args:
+        static: of each tensor, the dimensions whose size is a number.
+    """
     environment = ShapeEnv()
     mode = FakeTensorMode(shape_env=environment)
     given: list[torch.Tensor] = []
-    for each in tensors_in((args, kwargs)):
+    for index, each in enumerate(tensors_in((args, kwargs))):
         # Equal sizes get one symbol (DUCK): they are unequal within a tensor, and agree between tensors.
-        dynamic: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * each.dim())
+        kinds = [
+            DimDynamic.STATIC if index < len(static) and dim in static[index] else DimDynamic.DUCK
+            for dim in range(each.dim())
+        ]
+        dynamic: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
         given.append(mode.from_tensor(each, symbolic_context=dynamic))
     symbols = {
         str(_node(size).expr): f"dimension {dim}"
