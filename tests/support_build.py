@@ -54,6 +54,33 @@ def write_program(path: Path, script: str) -> Path:
     return path
 
 
+def run_project(project: Path, *options: str) -> str:
+    """Runs the tests and the script of a project that `identity-conv new` laid down, each in a process of its own.
+
+    Args:
+        options: of pytest.
+
+    Returns:
+        What the script printed; it has found everything equal.
+    """
+    # As pip installs it; this clone may be used without.
+    entry = "from _identity_conv_entry import run_program; run_program()"
+    program = write_program(project.parent / "bin" / "identity-conv-run", f'exec {sys.executable} -c "{entry}" "$@"')
+    for arguments in (["-m", "pytest", "-q", "-p", "no:cacheprovider", *options], ["road.py"]):
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=project,
+            env=environment({"PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}),
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "DIFFERENT" not in done.stdout
+    return done.stdout
+
+
 def listing(folder: Path) -> dict[str, tuple[int, int]]:
     """Every file under `folder` but bytecode, with its size and time of change."""
     return {

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import itertools
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support_build import CONSOLE_SCRIPT, environment, run_python, write_program
+from support_build import CONSOLE_SCRIPT, environment, run_project, run_python
 
 from identity_conv import scaffold
 
@@ -33,23 +32,7 @@ def test_keeps_what_is_asked_for(parts: tuple[str, ...], tmp_path: Path) -> None
 def _walk(folder: Path, parts: tuple[str, ...]) -> None:
     """The project's test and its script pass in processes of their own."""
     scaffold.new("my_filter", parts, folder=folder)
-    project = folder / "my_filter"
-    # As pip installs it; this clone may be used without.
-    entry = "from _identity_conv_entry import run_program; run_program()"
-    write_program(folder / "bin" / "identity-conv-run", f'exec {sys.executable} -c "{entry}" "$@"')
-    for arguments in (["-m", "pytest", "-q", "-p", "no:cacheprovider"], ["road.py"]):
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=project,
-            env=environment({"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}),
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert "DIFFERENT" not in done.stdout
-    assert done.stdout.count("equal") == 2
+    assert run_project(folder / "my_filter").count("equal") == 2
 
 
 def test_passes_as_it_was_laid_down(tmp_path: Path, program: Path) -> None:
