@@ -188,6 +188,16 @@ def test_dtypes_that_are_refused_on_purpose(library: torch.library.Library) -> N
         check_op(op, torch.clone, skip=alone("values", "accepts"))
 
 
+def test_what_is_wrong_with_any_number_of_threads_is_not_theirs(library: torch.library.Library) -> None:
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.numel() == 100_003 else x.clone()
+
+    op = define(library, "large(Tensor x) -> Tensor", kernel)
+    with pytest.raises(CheckFailure) as caught:
+        check_op(op, torch.clone, dtypes=[torch.float32], skip=alone("sizes", "threads"))
+    assert [violation.check for violation in caught.value.violations] == ["sizes"]
+
+
 def test_one_complaint_is_whole_and_the_others_a_line() -> None:
     with pytest.raises(CheckFailure) as caught:
         check_op(custom_op("test_shapes::half", mutates_args=())(half), lambda x: x * 2, dtypes=[torch.float32])

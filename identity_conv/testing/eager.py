@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from . import corpus, memory, sweep
 from .call import Call, tensors_in
 from .compare import are_all, dense, raw, same_bytes
-from .examine import Bench, Refused, describe, extent
+from .examine import Bench, Refused, describe, extent, name_by_need
 from .plan import TensorPlan
 from .registry import BOTH, POINTWISE, stage
 
@@ -505,6 +505,10 @@ def _within_a_call(bench: Bench) -> None:
             args, kwargs = _built(bench, call)
             expected = right(bench, args, kwargs)
             if expected is None:
+                continue
+            bench.about_to(call)
+            if text := difference(bench, bench.run(*_built(bench, call)), expected):
+                bench.violate(name_by_need(call), text, call)  # threads aren't what it takes
                 continue
             for count in (1, 2, 3, 4, 7) if bench.full else (1, 4):
                 torch.set_num_threads(count)
