@@ -9,7 +9,6 @@ import json
 import os
 import shlex
 import tempfile
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -94,9 +93,7 @@ def compile_package(
     # The archive's inner folder has the file's name: the scratch file keeps it, in a folder of its own.
     with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", dir=target.absolute().parent) as scratch:
         unfinished = Path(scratch) / target.name
-        with warnings.catch_warnings():
-            # torch 2.13's own use of an interface that it deprecates.
-            warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*", category=FutureWarning)
+        with manifest.without_warnings_of_specs():
             torch._inductor.aoti_compile_and_package(program, package_path=str(unfinished), inductor_configs=configs)
         records: dict[str, bytes] = {}
         described["libraries"] = []
