@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch.library import custom_op
 
-from identity_conv.testing import Call, CheckFailure, TensorPlan, check_op, checking
+from identity_conv.testing import Call, CheckFailure, TensorPlan, check_class, check_op, checking
+from identity_conv.testing.classes import MethodSubject
 from identity_conv.testing.shapes import Shapes, reshaped
+from identity_conv.testing.subject import Subject
 
 
 def fit(shapes: dict, *plans: TensorPlan) -> list[tuple[int, ...]]:
@@ -49,6 +52,20 @@ def test_an_argument_that_there_is_not_is_named() -> None:
         check_op(torch.ops.aten.mv, torch.mv, shapes={"matrix": ("N", "M")})
     with pytest.raises(TypeError, match="shapes must be a mapping"):
         check_op(torch.ops.aten.mv, torch.mv, shapes=["N"])
+
+
+def test_methods_have_shapes_too() -> None:
+    given = {"cls": "my_ops.IdentityConvClass", "method": "forward", "reference": torch.clone, "state": {"channels": 3}}
+    with pytest.raises(ValueError, match=r"IdentityConvClass\.forward has no argument y"):
+        check_class(**given, shapes={"y": ("N",)})
+    subject = MethodSubject(*given.values(), {}, Shapes({"x": ("N", 3)}))
+    assert subject.call(TensorPlan((5, 6, 7))).plans[0].shape == (5, 3)
+
+
+def test_a_fresh_process_has_them() -> None:
+    subject = Subject(torch.ops.aten.mv, torch.mv, {}, Shapes({"self": ("N", "M"), "vec": ("M<=9",)}))
+    sent = pickle.loads(pickle.dumps(subject))
+    assert [plan.shape for plan in sent.call(TensorPlan((5, 12))).plans] == [(5, 2), (2,)]
 
 
 def alone(*checks: str) -> dict[str, str]:
