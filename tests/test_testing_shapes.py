@@ -184,6 +184,34 @@ def test_the_fake_of_an_operator_that_writes_is_looked_at(library: torch.library
         check_op(define(library, f"add_wrong{schema}", add, fake), add, **asked)
 
 
+def test_graphs_of_an_operator_that_writes_are_looked_at(library: torch.library.Library) -> None:
+    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return y.add_(x).clone()
+
+    asked = {
+        "shapes": {"x": ("...",), "y": ("...",)},
+        "dtypes": [torch.float32],
+        "skip": alone("compile", "export"),
+        "tier": "full",
+    }
+    schema = "(Tensor x, Tensor(a!) y) -> Tensor"
+    report = check_op(define(library, f"write{schema}", add, lambda x, y: torch.empty_like(x)), add, **asked)
+    assert {run.check for run in report.runs if run.cases > 2} == {"compile", "export"}
+    with pytest.raises(CheckFailure, match=r"\(compile, export\)"):
+        check_op(define(library, f"write_unseen{schema}", add), add, **asked)
+
+
+def test_an_operator_without_outputs_has_no_sizes_to_say(library: torch.library.Library) -> None:
+    def negate(x: torch.Tensor) -> None:
+        x.neg_()
+
+    def by_data(x: torch.Tensor) -> None:
+        x.mul_(-1 if float(x.sum()) else 1)
+
+    op = define(library, "negate(Tensor(a!) x) -> ()", negate, lambda x: None)
+    check_op(op, by_data, dtypes=[torch.float32], skip=alone("symbolic"))
+
+
 def test_an_operator_that_writes_through_a_neg_view_is_not_blamed_for_torch(library: torch.library.Library) -> None:
     def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return y.add_(x).clone()

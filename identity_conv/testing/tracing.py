@@ -235,7 +235,7 @@ def _symbolic(
             fixed.add(f"{symbols[names.pop()]} by {guard.expr}")
     sizes = [str(tuple(_simplified(environment, size) for size in each.shape)) for each in outputs]
     concrete = all(not isinstance(size, torch.SymInt) for each in outputs for size in each.shape)
-    return fixed, sizes, concrete and bool(symbols)
+    return fixed, sizes, concrete and bool(symbols) and bool(outputs)
 
 
 def _node(size: Any) -> Any:
@@ -291,8 +291,6 @@ def opcheck(bench: Bench, start: int) -> None:
 def compiled(bench: Bench, start: int) -> None:
     """torch.compile, traced whole: values and gradients, with static and with dynamic sizes."""
     subject = bench.subject
-    if subject.writes:
-        return
     torch._inductor.config.compile_threads = 1  # a pool of this process's may be another's
     dtype = next(
         (each for each in (torch.float32, torch.float64) if each in bench.settings.dtypes), bench.settings.dtypes[0]
@@ -336,7 +334,7 @@ def compiled(bench: Bench, start: int) -> None:
             except Exception as error:
                 bench.violate("compile", f"{backend}: raised {describe(error)}", call)
                 return
-            if text := _results_differ(bench, found, eager):
+            if text := _results_differ(bench, [*found, *tensors], [*eager, *others]):
                 bench.violate("compile", f"{backend}: {text}", call)
                 return
             if not wants_grad or not any(each.requires_grad for each in eager):
@@ -384,8 +382,6 @@ class _Module(torch.nn.Module):
 def exported(bench: Bench, start: int) -> None:
     """torch.export with free sizes; the program, and the same one from its file, on other sizes and layouts."""
     subject = bench.subject
-    if subject.writes:
-        return
     dtype = next((each for each in (torch.float32,) if each in bench.settings.dtypes), bench.settings.dtypes[0])
     if bench.settings.given_calls is not None:
         samples, others, free = list(bench.settings.given_calls[:1]), list(bench.settings.given_calls[:1]), False
@@ -427,13 +423,13 @@ def exported(bench: Bench, start: int) -> None:
         for which, each in (("the program", program), ("the program from its file", loaded)):
             for other in others:
                 bench.about_to(other, 120.0)
-                given = [plan.build(bench.device) for plan in other.plans]
+                given, again = ([plan.build(bench.device) for plan in other.plans] for _ in range(2))
                 try:
                     found = tensors_in(each.module()(*given))
                 except Exception as error:
                     bench.violate("export", f"{which} raised {describe(error)}", other)
                     return
-                if text := _results_differ(bench, found, tensors_in(function(*given))):
+                if text := _results_differ(bench, [*found, *given], [*tensors_in(function(*again)), *again]):
                     bench.violate("export", f"{which}: {text}", other)
                     return
 
