@@ -111,7 +111,7 @@ def test_arguments_by_position_and_by_keyword_are_told_apart(tmp_path: Path) -> 
         (positional, (), {"a": x, "b": y}, "(a, b), got (a=a tensor, b=a tensor); give a, b by position"),
         (positional, (x,), {"b": y}, "(a, b), got (a tensor, b=a tensor); give b by position"),
         (positional, (x,), {}, "(a, b), got (a tensor)"),
-        (positional, (x, [y]), {}, "(a, b), got (a tensor, [a tensor])"),
+        (positional, (x, y, x), {}, "(a, b), got (a tensor, a tensor, a tensor)"),
         (keyword, (x, y), {}, "(a, b=b), got (a tensor, a tensor); give b by keyword"),
     ]
     packages: dict[int, identity_conv.Package] = {}
