@@ -74,19 +74,18 @@ Outputs outputs(const at::Tensor& x) {
   return {at::empty_symint(x.sym_sizes(), x.options()), at::empty_symint(rows, statistics)};
 }
 
-// In lanes, which a compiler makes vectors of, and whose sums lose less than one sum would.
+// In lanes, which a compiler makes vectors of, and in double, for a row may be long.
 template <class T>
-at::opmath_type<T> mean_of_squares(const T* x, int64_t count) {
-  using wide_t = at::opmath_type<T>;
-  std::array<wide_t, kLanes> sums{};
+double mean_of_squares(const T* x, int64_t count) {
+  std::array<double, kLanes> sums{};
   for (int64_t i = 0; i < count; i += kLanes) {
     const auto some = std::min(kLanes, count - i);
     for (int64_t lane = 0; lane < some; ++lane) {
-      const auto wide = static_cast<wide_t>(x[i + lane]);
+      const auto wide = static_cast<double>(x[i + lane]);
       sums[lane] += wide * wide;
     }
   }
-  return std::accumulate(sums.begin(), sums.end(), wide_t{0}) / static_cast<wide_t>(count);
+  return std::accumulate(sums.begin(), sums.end(), 0.0) / static_cast<double>(count);
 }
 
 Outputs rms_norm_meta(const at::Tensor& x, const std::optional<at::Tensor>& residual,
@@ -114,8 +113,7 @@ Outputs rms_norm_cpu(const at::Tensor& x, const std::optional<at::Tensor>& resid
         [&](int64_t begin, int64_t end) {
           for (int64_t row = begin; row < end; ++row) {
             const scalar_t* x = in + row * width;
-            const wide_t scale =
-                1 / std::sqrt(mean_of_squares(x, width) + static_cast<wide_t>(eps));
+            const auto scale = static_cast<wide_t>(1 / std::sqrt(mean_of_squares(x, width) + eps));
             inverse[row] = scale;
             for (int64_t i = 0; i < width; ++i) {
               const wide_t y = static_cast<wide_t>(x[i]) * scale;
