@@ -44,12 +44,13 @@ void check_like_x(const at::Tensor& x, const at::Tensor& other, const char* name
 }
 
 void check(const at::Tensor& x, const std::optional<at::Tensor>& residual,
-           const std::optional<at::Tensor>& weight) {
+           const std::optional<at::Tensor>& weight, double eps) {
   const auto dtype = x.scalar_type();
   TORCH_CHECK_VALUE(
       dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16,
       "rms_norm: x must be float32, float64, float16 or bfloat16, got ", dtype);
   TORCH_CHECK_VALUE(x.dim() > 0, "rms_norm: x must have a dimension at least, got []");
+  TORCH_CHECK_VALUE(eps >= 0, "rms_norm: eps must be 0 or more, got ", eps);
   if (residual) {
     check_like_x(x, *residual, "residual");
     TORCH_CHECK_VALUE(residual->sym_sizes() == x.sym_sizes(),
@@ -74,7 +75,8 @@ Outputs outputs(const at::Tensor& x) {
   return {at::empty_symint(x.sym_sizes(), x.options()), at::empty_symint(rows, statistics)};
 }
 
-// In lanes, which a compiler makes vectors of, and in double, for a row may be long.
+// In lanes, which a compiler makes vectors of, and in double: a row may be long, and a square
+// large.
 template <class T>
 double mean_of_squares(const T* x, int64_t count) {
   std::array<double, kLanes> sums{};
@@ -89,14 +91,14 @@ double mean_of_squares(const T* x, int64_t count) {
 }
 
 Outputs rms_norm_meta(const at::Tensor& x, const std::optional<at::Tensor>& residual,
-                      const std::optional<at::Tensor>& weight, double) {
-  check(x, residual, weight);
+                      const std::optional<at::Tensor>& weight, double eps) {
+  check(x, residual, weight, eps);
   return outputs(x);
 }
 
 Outputs rms_norm_cpu(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                      const std::optional<at::Tensor>& weight, double eps) {
-  check(x, residual, weight);
+  check(x, residual, weight, eps);
   auto [out, inverse_rms] = outputs(x);
   if (residual) residual->add_(x);
   const at::Tensor from = (residual ? *residual : x).contiguous();
@@ -142,7 +144,7 @@ struct OnDevice<at::BFloat16> {
 
 Outputs rms_norm_cuda(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                       const std::optional<at::Tensor>& weight, double eps) {
-  check(x, residual, weight);
+  check(x, residual, weight, eps);
   const c10::cuda::CUDAGuard guard(x.device());
   const auto [out, inverse_rms] = outputs(x);
   if (inverse_rms.numel() == 0) return {out, inverse_rms};

@@ -28,34 +28,34 @@ __device__ void assign(__half& to, float x) { to = __float2half(x); }
 __device__ void assign(__nv_bfloat16& to, float x) { to = __float2bfloat16(x); }
 
 // The sum over the block, in every thread.
-template <class T>
-__device__ T sum_of_block(T value) {
-  __shared__ T of_warp[kThreads / kWarp];
+__device__ double sum_of_block(double value) {
+  __shared__ double of_warp[kThreads / kWarp];
   for (int offset = kWarp / 2; offset > 0; offset /= 2)
     value += __shfl_xor_sync(0xffffffffu, value, offset);
   __syncthreads();  // the sums of the row before have been read
   if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = value;
   __syncthreads();
-  T sum = 0;
-  for (T each : of_warp) sum += each;
+  double sum = 0;
+  for (double each : of_warp) sum += each;
   return sum;
 }
 
 template <class T, class Wide>
 __global__ void normalize(const T* x, T* residual, const T* weight, T* out, Wide* inverse_rms,
-                          int64_t rows, int64_t width, Wide eps) {
+                          int64_t rows, int64_t width, double eps) {
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const int64_t begin = row * width;
-    Wide squares = 0;
+    double squares = 0;  // a row may be long, and a square large
     for (int64_t i = threadIdx.x; i < width; i += kThreads) {
       T value = x[begin + i];
       if (residual) {
         assign(value, wide(residual[begin + i]) + wide(value));
         residual[begin + i] = value;
       }
-      squares += wide(value) * wide(value);
+      const double term = wide(value);
+      squares += term * term;
     }
-    const Wide scale = 1 / sqrt(sum_of_block(squares) / static_cast<Wide>(width) + eps);
+    const auto scale = static_cast<Wide>(1 / sqrt(sum_of_block(squares) / width + eps));
     if (threadIdx.x == 0) inverse_rms[row] = scale;
     const T* from = residual ? residual : x;
     for (int64_t i = threadIdx.x; i < width; i += kThreads) {
@@ -72,7 +72,7 @@ cudaError_t launch_rms_norm(const T* x, T* residual, const T* weight, T* out, Wi
                             int64_t rows, int64_t width, double eps, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(std::min(rows, kMostBlocks));
   normalize<<<blocks, kThreads, 0, stream>>>(x, residual, weight, out, inverse_rms, rows, width,
-                                             static_cast<Wide>(eps));
+                                             eps);
   return cudaGetLastError();
 }
 

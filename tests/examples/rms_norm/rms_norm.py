@@ -12,11 +12,11 @@ ops = extension.ops
 
 
 def reference(x, residual=None, weight=None, eps=1e-6):
-    if x.dim() == 0 or (weight is not None and weight.shape != x.shape[-1:]):
-        raise ValueError("what isn't taken")
+    if x.dim() == 0 or eps < 0:
+        raise ValueError("x must have a dimension at least, and eps must be 0 or more")
     if residual is not None:
         x = residual.add_(x)
-    wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-    inverse_rms = (wide.square().mean(-1) + eps).rsqrt()
-    out = wide * inverse_rms.unsqueeze(-1)
-    return (out if weight is None else out * weight).to(x.dtype).contiguous(), inverse_rms
+    inverse_rms = (x.double().square().mean(-1) + eps).rsqrt()
+    out = x * inverse_rms.unsqueeze(-1)
+    out = out if weight is None else out * weight
+    return out.to(x.dtype).contiguous(), inverse_rms.to(torch.promote_types(x.dtype, torch.float32))

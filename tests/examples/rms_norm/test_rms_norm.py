@@ -34,6 +34,7 @@ def test_the_residual_becomes_what_is_normalized():
         ({"residual": torch.ones(3)}, r"residual must have the shape of x, \[2, 3\], got \[3\]"),
         ({"residual": torch.ones(2, 3).half()}, "residual must have the dtype of x, Float, got Half"),
         ({"weight": torch.ones(2)}, r"weight must have the shape \[3\], got \[2\]"),
+        ({"eps": -1.0}, "eps must be 0 or more, got -1"),
         ({"weight": torch.ones(3, device="meta")}, "weight must be on the device of x, cpu, got meta"),
     ],
 )
