@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import tempfile
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -86,9 +85,7 @@ def compile_package(
     # The archive's inner folder has the file's name: the scratch file keeps it, in a folder of its own.
     with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", dir=target.absolute().parent) as scratch:
         unfinished = Path(scratch) / target.name
-        with warnings.catch_warnings():
-            # torch 2.13's own use of an interface that it deprecates.
-            warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*", category=FutureWarning)
+        with manifest.without_warnings_of_specs():
             torch._inductor.aoti_compile_and_package(program, package_path=str(unfinished), inductor_configs=configs)
         records: dict[str, bytes] = {}
         described["libraries"] = []
@@ -175,6 +172,11 @@ class Package:
         self._out_spec = pytree.treespec_loads(out_spec)
         # By the position among the flattened arguments: the name, and what it was compiled in as.
         self._constants = {position: (name, value) for position, name, value in manifest.get("constants", [])}
+        names = iter(each["name"] for each in manifest.get("inputs", ()))
+        self._names = [
+            self._constants[position][0] if position in self._constants else next(names, f"argument {position}")
+            for position in range(self._in_spec.num_leaves)
+        ]
         self._numbers = manifest.get("number outputs", [])
         self._has_manifest = bool(manifest)
         self._run = self._package.run
@@ -211,14 +213,25 @@ class Package:
                 # The same but for the order of a dict's keys.
                 leaves = self._in_spec.flatten_up_to((args, kwargs))
             except ValueError:
-                raise TypeError(
-                    f"{self.path.name}: arguments must have the structure of the export, "
-                    f"{_describe(self._in_spec)}, got {_describe(spec)}"
-                ) from None
+                raise TypeError(self._other_structure(args, kwargs)) from None
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if self._has_manifest and (self._constants or len(tensors) != len(leaves)):
             self._check_constants(leaves)
         return tensors
+
+    def _other_structure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """The sentence for arguments that aren't structured as in the export."""
+        positional, keyword = pytree.tree_unflatten(map(_Word, self._names), self._in_spec)
+        given = pytree.tree_map(lambda leaf: _Word(_short(leaf)), (args, kwargs))
+        text = (
+            f"{self.path.name}: arguments must be given as in the export, {_as_written(positional, keyword)}, "
+            f"got {_as_written(*given)}"
+        )
+        by_position = [name for name in kwargs if name in map(repr, positional)]
+        by_keyword = [name for name in keyword if name not in kwargs] if len(args) > len(positional) else []
+        for names, how in ((by_position, "position"), (by_keyword, "keyword")):
+            text += f"; give {', '.join(names)} by {how}" if names else ""
+        return text
 
     def _unflatten(self, outputs: tuple[torch.Tensor, ...]) -> Any:
         """What the model returned, from its tensors."""
@@ -281,7 +294,7 @@ class Package:
     def _check_constants(self, leaves: list[Any]) -> None:
         """Arguments that aren't tensors were compiled in: they must be what they were then."""
         for position, leaf in enumerate(leaves):
-            name, value = self._constants.get(position, (f"argument {position}", None))
+            name, value = self._constants.get(position, (self._names[position], None))
             if isinstance(leaf, torch.Tensor) != (value is None):
                 raise TypeError(f"{self.path.name}: {name} must be {value or 'a tensor'}, got {_short(leaf)}")
             if value is not None and repr(leaf) != value:
@@ -313,14 +326,18 @@ def _short(leaf: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _describe(spec: pytree.TreeSpec) -> str:
-    """A call's structure as one would write it, each leaf a point: ``({'a': ., 'b': (.,)}, scale=.)``."""
+class _Word:
+    """What stands for an argument in a sentence."""
 
-    class Leaf:
-        def __repr__(self) -> str:
-            return "."
+    def __init__(self, text: str):
+        self._text = text
 
-    args, kwargs = pytree.tree_unflatten([Leaf()] * spec.num_leaves, spec)
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _as_written(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Arguments as one would write them: ``(x, {'a': y}, scale=scale)``."""
     return f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
 
 

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, settings
 from support_build import TINY
 from torch.export import Dim
 
+collect_ignore = ["examples"]  # projects of their own, which test_examples.py runs
+
 settings.register_profile(
     "identity_conv", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import pty
 import subprocess
 import sys
@@ -96,6 +97,22 @@ def run_bash(script: str, folder: Path, **changes: str | os.PathLike[str] | None
         timeout=500,
         check=False,
     )
+
+
+def run_project(project: Path, *options: str) -> str:
+    """Runs the tests and the script of a project that `identity-conv new` laid down, each in a process of its own.
+
+    Args:
+        options: of pytest.
+
+    Returns:
+        What the script printed; it has found everything equal.
+    """
+    for command in (["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options], ["python", "road.py"]):
+        done = run_bash(shlex.join(command), project)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "DIFFERENT" not in done.stdout
+    return done.stdout
 
 
 def listing(folder: Path) -> dict[str, tuple[int, int]]:

@@ -98,6 +98,32 @@ def test_other_structures_are_refused(nested: identity_conv.Package, args, kwarg
     assert "\n" not in str(caught.value)
 
 
+def test_arguments_by_position_and_by_keyword_are_told_apart(tmp_path: Path) -> None:
+    class Difference(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a - b
+
+    x, y = torch.ones(2), torch.zeros(2)
+    positional = identity_conv.export(Difference(), (x, y))
+    keyword = identity_conv.export(Difference(), (x,), {"b": y})
+    must = "model.pt2: arguments must be given as in the export"
+    cases = [
+        (positional, (), {"a": x, "b": y}, "(a, b), got (a=a tensor, b=a tensor); give a, b by position"),
+        (positional, (x,), {"b": y}, "(a, b), got (a tensor, b=a tensor); give b by position"),
+        (positional, (x,), {}, "(a, b), got (a tensor)"),
+        (positional, (x, y, x), {}, "(a, b), got (a tensor, a tensor, a tensor)"),
+        (keyword, (x, y), {}, "(a, b=b), got (a tensor, a tensor); give b by keyword"),
+    ]
+    packages: dict[int, identity_conv.Package] = {}
+    for program, args, kwargs, sentence in cases:
+        if id(program) not in packages:
+            path = identity_conv.compile_package(program, tmp_path / "model.pt2")
+            packages[id(program)] = identity_conv.load_package(path)
+        with pytest.raises(TypeError) as caught:
+            packages[id(program)](*args, **kwargs)
+        assert str(caught.value) == f"{must}, {sentence}"
+
+
 def test_inputs_that_do_not_fit_are_refused(device: str, packages: dict[str, Path]) -> None:
     package = identity_conv.load_package(packages[device])
     x = torch.randn(2, 3, 8, 8, device=device)
@@ -367,13 +393,16 @@ def test_what_the_export_assumed_of_sizes_is_checked(tmp_path: Path) -> None:
         assert any(part in str(caught.value) for part in sentence.split("|"))
 
 
-def test_an_input_that_the_model_changes_is_changed_or_refused(tmp_path: Path) -> None:
+def test_an_input_that_the_model_changes_is_changed_or_refused(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     class Change(torch.nn.Module):
         def forward(self, x):
             x.add_(1)
             return identity_conv.identity_conv(x)
 
     package = _package(Change(), (torch.zeros(4, 6),), tmp_path)
+    assert not [each for each in recwarn if each.category is FutureWarning]  # of torch's own doing
     x = torch.zeros(4, 6)
     assert torch.equal(package(x), torch.ones(4, 6))
     assert torch.equal(x, torch.ones(4, 6))

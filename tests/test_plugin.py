@@ -124,6 +124,32 @@ def test_directly():
     assert "float64, float16" in next(line for line in text.splitlines() if line.startswith("  values ("))
 
 
+def test_the_coverage_says_apart_what_was_left_out(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        OPERATORS
+        + """
+from identity_conv.testing import check_op
+
+def halves(x):
+    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError("x must be float32, float16 or bfloat16")
+    return x.clone()
+
+def test_directly():
+    skip = {name: "too slow for this" for name in CHECKS if name != "values"}
+    check_op(right, halves, dtypes=[torch.float32, torch.float16], skip=skip)
+"""
+    )
+    result = pytester.runpytest_subprocess(*PLUGIN, "--kernel-coverage")
+    result.assert_outcomes(passed=1)
+    (left_out,) = (line for line in result.outlines if line.startswith("left out by dtypes, or refused"))
+    assert {"bfloat16", "float64", "bool"} <= set(left_out.rpartition(": ")[2].split(", "))
+    shown = result.outlines[result.outlines.index(left_out) + 1 :]
+    assert not any("float64" in line or "bfloat16" in line for line in shown)
+    assert any(line.startswith("float16 ") for line in shown)
+    assert not any("in any layout" in line for line in shown)
+
+
 def test_a_test_without_a_spec_is_told(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(check_kernel):\n    check_kernel()\n")
     result = pytester.runpytest_subprocess(*PLUGIN)
@@ -194,7 +220,7 @@ class TestKeptCalls:
 
 def test_coverage_of_several_processes_is_one() -> None:
     def report(dtype: str) -> Report:
-        return Report("op", "quick", 0, [CheckRun("values", "cpu", 1, cells={(dtype, "dense"): 1})])
+        return Report("op", "quick", 0, runs=[CheckRun("values", "cpu", 1, cells={(dtype, "dense"): 1})])
 
     home, away = Coverage(), Coverage()
     home.add(report("float32"))

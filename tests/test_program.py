@@ -77,6 +77,7 @@ def test_refusals_are_one_sentence_and_leave_no_output(
         ([bare, "--input", x, *out], 1, "which no loaded library registers"),
         ([package, "--verify", "--input", fifo, *out], 1, "fifo.pt: is not a regular file"),
         ([package, "--input", x, "--output", ""], 2, "--output must name a file"),
+        ([package, "--input", x, *out, *out], 2, "--output is one file, which holds every output: give it once"),
         ([package, "--input", x], 2, "--output, --repeat or --verify is needed"),
         ([package, "--library", tmp_path / "no.so", "--input", x, *out], 1, "cannot load the operator library"),
         ([package, "--input", bad, *out], 1, "input x: size of dimension 1 must be 3, got 4"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from identity_conv.testing import (
     check_op,
     close,
     exact,
+    gradients,
     isolation,
     memory,
     mutants,
@@ -450,6 +452,17 @@ def test_a_sharding_rule_that_promises_too_much_is_caught() -> None:
     identity_conv.sharding.pointwise("test_checks::square", keeps_partial=("sum",))
     found = violations(square_by_python, torch.square, tier="dtensor", skip=alone("dtensor"))
     assert found["dtensor"].startswith("P(sum)")
+
+
+def test_second_derivatives_of_narrow_dtypes_may_cancel() -> None:
+    bench = SimpleNamespace(compare=close())
+    theirs = torch.tensor([0.07, 5.0], dtype=torch.bfloat16)
+    mine = torch.tensor([0.0, 5.0], dtype=torch.bfloat16)
+    assert gradients._derivatives_differ(bench, mine, theirs)
+    assert not gradients._derivatives_differ(bench, mine, theirs, cancels=True)
+    for wrong in (mine + 1, mine * 2):
+        assert gradients._derivatives_differ(bench, wrong, theirs, cancels=True)
+    assert gradients._derivatives_differ(bench, mine.double(), theirs.double(), cancels=True)
 
 
 class TestComparisons:

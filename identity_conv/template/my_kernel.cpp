@@ -123,6 +123,8 @@ TORCH_LIBRARY_IMPL(my_kernel, CPU, m) { m.impl("my_kernel", &my_kernel_cpu); }
 TORCH_LIBRARY_IMPL(my_kernel, CUDA, m) { m.impl("my_kernel", &my_kernel_cuda); }
 #endif
 // </cuda>
+// For export and torch.compile. An output unlike x takes a kernel of its own (at::empty_symint);
+// one whose size depends on the data takes torch.library.register_fake, in my_kernel.py.
 TORCH_LIBRARY_IMPL(my_kernel, Meta, m) { identity_conv::output_like(m, "my_kernel", "x"); }
 // <backward>
 TORCH_LIBRARY_IMPL(my_kernel, Autograd, m) {

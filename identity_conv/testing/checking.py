@@ -20,6 +20,7 @@ from .examine import Bench, Settings, describe, name_by_need
 from .plan import TensorPlan
 from .registry import CHECKS, STAGES, TIERS, Stage
 from .report import LISTENERS, CheckFailure, CheckRun, Report, Violation
+from .shapes import Shapes
 from .shrink import shrink
 from .subject import Subject, Supplier
 
@@ -43,6 +44,7 @@ def check_op(
     reference: Any,
     *,
     inputs: Any = None,
+    shapes: Mapping[str, Sequence[str | int]] | None = None,
     dtypes: Iterable[torch.dtype] | None = None,
     compare: Comparison | None = None,
     devices: Sequence[str] | None = None,
@@ -59,6 +61,8 @@ def check_op(
             their default.
         inputs: None draws every argument from the schema. A mapping of argument names gives a value or a
             hypothesis strategy for some of them; a list of ``Call`` is all that is looked at.
+        shapes: of tensors whose sizes depend on each other or are fixed, by argument: ``{"boxes": ("N", 4),
+            "scores": ("N<=300",)}``; ``"..."`` stands for any dimensions.
         dtypes: of the tensors; by default all that the reference takes.
         compare: how values are compared: ``exact()`` (the default), ``ulp(n)``, ``close(...)``.
         devices: such as ``["cpu"]``; by default all present for which the operator has a kernel.
@@ -80,7 +84,7 @@ def check_op(
         aten.neg.default: no violation in 1503 calls, tier quick, seed 0, 1.4 s
     """
     __tracebackhide__ = True  # pytest then shows the line of the test
-    subject = Subject(op, reference, suppliers(inputs))
+    subject = Subject(op, reference, suppliers(inputs), Shapes(shapes))
     return check(subject, inputs, dtypes, compare, devices, skip, tier, seed, kind="op")
 
 
@@ -119,6 +123,7 @@ def check(
         )
     report = Report(subject.name, tier, seed, skipped=skip)
     wanted = tuple(taken or values.DTYPES) if dtypes is None else _wanted(dtypes, taken, report)
+    report.dtypes = wanted
     if importlib.util.find_spec("hypothesis") is None:
         report.notes.append(
             "hypothesis is not installed: calls come from a fixed corpus (pip install 'identity_conv[testing]')"
@@ -297,7 +302,9 @@ def _of_death(
     if not dies(call):
         return here, index
     if name(call) not in known:
-        call = shrink(call, dies, seconds=3.0 if death.hung else 2.0, tries=60, clock=time.monotonic)
+        call = shrink(
+            call, dies, fit=settings.subject.fit, seconds=3.0 if death.hung else 2.0, tries=60, clock=time.monotonic
+        )
     return Violation(name(call), death.how, device, call), index
 
 
@@ -405,7 +412,8 @@ def _check_arguments(
 def _is_taken(subject: Any, dtype: torch.dtype) -> bool:
     args, kwargs = subject.call(TensorPlan((3,), dtype)).build()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one of complex numbers, say, that the author leaves out
             subject.expect(args, kwargs)
     except Exception:
         return False

@@ -20,6 +20,7 @@ from .examine import Bench, describe, metadata
 from .plan import TensorPlan
 from .registry import stage
 from .report import Report
+from .shapes import Shapes
 from .state import State
 from .subject import Dull, Subject, Supplier, load
 
@@ -31,6 +32,7 @@ def check_class(
     *,
     state: Mapping[str, Any] | None = None,
     inputs: Any = None,
+    shapes: Mapping[str, Sequence[str | int]] | None = None,
     dtypes: Iterable[torch.dtype] | None = None,
     compare: Comparison | None = None,
     devices: Sequence[str] | None = None,
@@ -45,7 +47,7 @@ def check_class(
         method: the method's name.
         reference: takes the object and the method's arguments, or the arguments alone.
         state: the constructor's arguments by name, each a value or a ``TensorPlan``; drawn by type where not given.
-        inputs, dtypes, compare, devices, skip, tier, seed: as for :func:`check_op`.
+        inputs, shapes, dtypes, compare, devices, skip, tier, seed: as for :func:`check_op`.
 
     Returns:
         What was looked at.
@@ -63,7 +65,7 @@ def check_class(
     from .checking import check, suppliers
 
     __tracebackhide__ = True  # pytest then shows the line of the test
-    subject = MethodSubject(cls, method, reference, state, suppliers(inputs))
+    subject = MethodSubject(cls, method, reference, state, suppliers(inputs), Shapes(shapes))
     return check(subject, inputs, dtypes, compare, devices, skip, tier, seed, kind="class")
 
 
@@ -77,6 +79,7 @@ class MethodSubject(Subject):
         reference: Callable[..., Any],
         state: Mapping[str, Any] | None,
         given: Mapping[str, Supplier],
+        shapes: Shapes,
     ):
         if not callable(reference):
             raise TypeError(f"check_class: reference must be a callable, got {reference!r}")
@@ -93,9 +96,8 @@ class MethodSubject(Subject):
         self.binding = schema.Binding(declared, arguments, ())
         self.op = getattr(self.object, method)
         self.reference = _with_object(reference, len(arguments), self.object)
-        unknown = self.given.keys() - {argument.name for argument in arguments}
-        if unknown:
-            raise ValueError(f"check_class: {self.name} has no argument {', '.join(sorted(unknown))}")
+        self.shapes = shapes
+        self._know("check_class")
 
     @property
     def qualified(self) -> str | None:
@@ -115,7 +117,14 @@ class MethodSubject(Subject):
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            "class": (self.state.name, self.method, self.reference_given, dict(self.state.fields), self.given),
+            "class": (
+                self.state.name,
+                self.method,
+                self.reference_given,
+                dict(self.state.fields),
+                self.given,
+                self.shapes,
+            ),
             "homes": self.homes(),
         }
 

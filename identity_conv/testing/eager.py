@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from . import corpus, memory, sweep
 from .call import Call, tensors_in
 from .compare import are_all, dense, raw, same_bytes
-from .examine import Bench, Refused, describe, extent
+from .examine import Bench, Refused, describe, extent, name_by_need
 from .plan import TensorPlan
 from .registry import BOTH, POINTWISE, stage
 
@@ -143,10 +143,10 @@ def _differing(bench: Bench) -> Iterator[Call]:
         written = subject.written(call)
         for plans in sweep.several(len(call.plans), dtype, full=bench.full):
             if not any(may and (plan.expand or plan.windows) for may, plan in zip(written, plans, strict=True)):
-                yield call.replace(plans)
+                yield subject.fit(call.replace(plans))
         if len(call.plans) > 1 and not any(written):
             for place in sweep.places(len(call.plans), dtype):
-                yield dataclasses.replace(call.replace(place), shared=True)
+                yield subject.fit(dataclasses.replace(call.replace(place), shared=True))
 
 
 @stage("values", "layout", "sizes", *_OTHERS, of=BOTH)
@@ -164,7 +164,8 @@ def mixtures(bench: Bench, start: int) -> None:
     if settings.with_hypothesis:
         _by_hypothesis(bench, count, drawing)
         return
-    bench.look_at(corpus.calls(settings.subject.binding, count=count, max_numel=1024, **drawing))
+    drawn = corpus.calls(settings.subject.binding, count=count, max_numel=1024, **drawing)
+    bench.look_at(map(settings.subject.fit, drawn))
 
 
 def _by_hypothesis(bench: Bench, count: int, drawing: dict[str, Any]) -> None:
@@ -173,7 +174,7 @@ def _by_hypothesis(bench: Bench, count: int, drawing: dict[str, Any]) -> None:
     from . import strategies
 
     drawing["given"] = {name: supplier.given for name, supplier in bench.subject.given.items()}
-    calls = strategies.calls(bench.subject.binding, max_numel=1024, **drawing)
+    calls = strategies.calls(bench.subject.binding, max_numel=1024, **drawing).map(bench.subject.fit)
     profile = hypothesis.settings(
         max_examples=count,
         deadline=None,
@@ -504,6 +505,10 @@ def _within_a_call(bench: Bench) -> None:
             args, kwargs = _built(bench, call)
             expected = right(bench, args, kwargs)
             if expected is None:
+                continue
+            bench.about_to(call)
+            if text := difference(bench, bench.run(*_built(bench, call)), expected):
+                bench.violate(name_by_need(call), text, call)  # threads aren't what it takes
                 continue
             for count in (1, 2, 3, 4, 7) if bench.full else (1, 4):
                 torch.set_num_threads(count)

@@ -202,9 +202,26 @@ class Bench:
                 return False
             return any(each.check == finding.check for each in self._quietly(candidate))
 
-        small = shrink(call, fails, seconds=seconds)
+        small = shrink(call, fails, fit=self.subject.fit, seconds=seconds)
         found = next((each for each in self._quietly(small) if each.check == finding.check), finding)
-        return self._name(found.check, small), small, found.sentence
+        return self._name(found.check, small), small, found.sentence + self._of_dtypes(found.check, small)
+
+    def _of_dtypes(self, check: str, call: Call) -> str:
+        """What to do where the operator refuses a dtype altogether, which may be meant."""
+
+        def takes(dtype: torch.dtype) -> bool:
+            try:
+                self.subject.run(*self.subject.call(TensorPlan((2, 3), dtype)).build(self.device))
+            except Exception:
+                return False
+            return True
+
+        if check != "accepts" or not call.plans or takes(dtype := call.plans[0].dtype):
+            return ""
+        taken = [each for each in self.settings.dtypes if takes(each)]
+        if not taken:
+            return ""
+        return f"; it takes no {dtype}: if that is meant, say dtypes=[{', '.join(map(str, taken))}]"
 
     def _name(self, check: str, call: Call) -> str:
         """Wrong values by what they need: a layout, a size, or nothing."""
@@ -223,7 +240,7 @@ class Bench:
             usual = [
                 dataclasses.replace(TensorPlan((3,), plan.dtype, seed=plan.seed), grad=plan.grad) for plan in call.plans
             ]
-            if not any(each.check == "values" for each in self._quietly(call.replace(usual))):
+            if not any(each.check == "values" for each in self._quietly(self.subject.fit(call.replace(usual)))):
                 return "sizes"
         return "values"
 
@@ -273,8 +290,9 @@ class Bench:
                 yield from self._alias(args, kwargs, actual)
 
     def _is_lost(self, call: Call) -> bool:
-        """Whether torch itself loses what is written: through a conj or neg bit, where nothing is returned."""
-        if self.subject.binding.schema.returns:
+        """Whether torch itself can't write: through a conj or neg bit, unless what is written is what is returned."""
+        returns = self.subject.binding.schema.returns
+        if returns and returns[0].alias_info is not None and returns[0].alias_info.is_write:
             return False
         written = zip(call.plans, self.subject.written(call), strict=True)
         return any(may and (plan.conj or plan.neg) for plan, may in written)

@@ -82,6 +82,11 @@ class Violation:
             lines += [f"    {line}" for line in self.reproducer.rstrip().splitlines()]
         return "\n".join(lines)
 
+    @property
+    def line(self) -> str:
+        """What was violated, and by which call, in one line."""
+        return f"{self.check} ({self.device}): {self.sentence}" + (f", with {self.case!r}" if self.case else "")
+
 
 @dataclass
 class CheckRun:
@@ -106,6 +111,7 @@ class Report:
         subject: the operator or method.
         tier, seed: as asked for.
         runs: every check that ran, one for each device.
+        dtypes: what was looked at, and what neither the author left out nor the reference refuses.
         skipped: name to reason, of the checks that were left out.
         notes: what holds for the whole run, such as that hypothesis is missing.
     """
@@ -113,6 +119,7 @@ class Report:
     subject: str
     tier: str
     seed: int
+    dtypes: tuple[Any, ...] = ()
     runs: list[CheckRun] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -202,4 +209,7 @@ class CheckFailure(AssertionError):
     def __str__(self) -> str:
         found = self.violations
         head = f"{self.report.subject}: {len(found)} violation{'s' if len(found) != 1 else ''}"
-        return "\n".join([f"{head} ({', '.join(dict.fromkeys(each.check for each in found))})", *map(str, found)])
+        lines = [f"{head} ({', '.join(dict.fromkeys(each.check for each in found))})", str(found[0])]
+        if len(found) > 1:
+            lines.append("also, and maybe for the same reason (each has its program in the exception's .violations):")
+        return "\n".join([*lines, *(f"  {each.line}" for each in found[1:])])

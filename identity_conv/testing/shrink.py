@@ -25,6 +25,7 @@ def shrink(
     call: Call,
     fails: Callable[[Call], bool],
     *,
+    fit: Callable[[Call], Call],
     seconds: float,
     tries: int = 400,
     clock: Callable[[], float] = time.process_time,
@@ -33,6 +34,7 @@ def shrink(
 
     Args:
         fails: whether a call fails in the way that is looked for.
+        fit: gives a call the shapes that the operator takes.
         seconds, tries: how long to look, and for how many calls.
         clock: what measures the seconds: of this process, where it does the work itself.
     """
@@ -41,7 +43,9 @@ def shrink(
     progress = True
     while progress:
         progress = False
-        for candidate in _simpler(call):
+        for candidate in map(fit, _simpler(call)):
+            if candidate == call:
+                continue
             if left <= 0 or clock() > deadline:
                 return call
             left -= 1

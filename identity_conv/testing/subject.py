@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from . import draws, schema
 from .call import Call, plans_in, tensors_in
 from .plan import TensorPlan
+from .shapes import Shapes
 
 _REGISTERED = (str, torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._library.custom_ops.CustomOpDef)
 _KEYS = {"cpu": "CPU", "cuda": "CUDA"}
@@ -49,13 +50,16 @@ class Subject:
         op: ``torch.ops.ns.name``, one of its overloads, a ``torch.library.custom_op``, ``"ns::name"``, or any callable.
         reference: a callable, or an operator, that gives the right result.
         given: of arguments by name, where their values come from.
+        shapes: how the shapes of its tensors depend on each other.
 
     Raises:
         ValueError: no such operator is registered, or the reference can't be called with its arguments.
         TypeError: `op` or `reference` is not callable.
     """
 
-    def __init__(self, op: Any, reference: Any, given: Mapping[str, Supplier] | None = None):
+    def __init__(
+        self, op: Any, reference: Any, given: Mapping[str, Supplier] | None = None, shapes: Shapes | None = None
+    ):
         for name, value in (("op", op), ("reference", reference)):
             if not callable(value) and not isinstance(value, str):
                 raise TypeError(f"check_op: {name} must be an operator, its name or a callable, got {value!r}")
@@ -65,9 +69,14 @@ class Subject:
         self.op: Callable[..., Any] = self.overload or op
         self.binding = _bind(self.op, self.reference)
         self.name = str(self.overload or getattr(op, "__qualname__", op))
-        unknown = self.given.keys() - {argument.name for argument in self.binding.schema.arguments}
+        self.shapes = shapes or Shapes()
+        self._know("check_op")
+
+    def _know(self, caller: str) -> None:
+        """Refuses what is said of arguments that there aren't."""
+        unknown = (self.given.keys() | self.shapes.given) - {each.name for each in self.binding.schema.arguments}
         if unknown:
-            raise ValueError(f"check_op: {self.name} has no argument {', '.join(sorted(unknown))}")
+            raise ValueError(f"{caller}: {self.name} has no argument {', '.join(sorted(unknown))}")
 
     def __repr__(self) -> str:
         return self.name
@@ -114,10 +123,21 @@ class Subject:
                 return argument.default_value
             return schema.value(source, argument.real_type, lambda: next(plans), length=argument.N)
 
-        return Call(
-            tuple(value(argument) for argument in self.binding.positional),
-            {argument.name: value(argument) for argument in self.binding.keyword},
+        return self.fit(
+            Call(
+                tuple(value(argument) for argument in self.binding.positional),
+                {argument.name: value(argument) for argument in self.binding.keyword},
+            )
         )
+
+    def fit(self, call: Call) -> Call:
+        """The call with shapes that depend on each other as the author says."""
+        return self.shapes.fit(call, [argument.name for argument in self.binding.positional])
+
+    def fixed_dimensions(self, call: Call) -> list[frozenset[int]]:
+        """Of each plan of a call, the dimensions that the author says have one size always."""
+        values = [*zip((each.name for each in self.binding.positional), call.args, strict=False), *call.kwargs.items()]
+        return [self.shapes.fixed(name, len(plan.shape)) for name, value in values for plan in plans_in(value)]
 
     @functools.cached_property
     def _source(self) -> Callable[[], draws.Source]:
@@ -273,12 +293,13 @@ class Subject:
             "op": _entry_of(self.op),
             "reference": _entry_of(self.reference),
             "given": self.given,
+            "shapes": self.shapes,
             "homes": self.homes(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         load(state["homes"])
-        self.__init__(state["op"], state["reference"], state["given"])  # type: ignore[misc]
+        self.__init__(state["op"], state["reference"], state["given"], state["shapes"])  # type: ignore[misc]
 
 
 def load(homes: tuple[list[str], list[str]]) -> None:

@@ -68,8 +68,6 @@ def _calls(bench: Bench) -> Iterator[Call]:
 def fakes(bench: Bench, start: int) -> None:
     """What the fake says, held against the real output, or the reference's where the operator is wrong."""
     subject = bench.subject
-    if subject.writes:
-        return
     for number, call in enumerate(bench.each(_calls(bench), start)):
         args, kwargs = call.build(bench.device)
         try:
@@ -79,7 +77,8 @@ def fakes(bench: Bench, start: int) -> None:
             continue  # refused, or told by `accepts`
         bench.about_to(call, 30.0)
         for elsewhere in (False, True):
-            mode = FakeTensorMode(allow_non_fake_inputs=False)
+            # Sizes of inputs are numbers; one that depends on data is a symbol.
+            mode = FakeTensorMode(allow_non_fake_inputs=False, shape_env=ShapeEnv(), static_shapes=True)
             given: list[torch.Tensor] = [mode.from_tensor(each) for each in tensors_in((args, kwargs))]
             device = torch.device(bench.device)
             if elsewhere:
@@ -103,7 +102,7 @@ def fakes(bench: Bench, start: int) -> None:
                 if mine.device.type != device.type:
                     bench.violate("fake", f"says device {mine.device} for an input on {device}", call)
                     return
-                wrong = [text for _, text in metadata(mine, theirs) if "device" not in text]
+                wrong = list(_differs(mine, theirs))
                 if not wrong and mine.is_conj() != theirs.is_conj():
                     wrong = [f"expected is_conj() {theirs.is_conj()}"]
                 if wrong:
@@ -115,6 +114,25 @@ def fakes(bench: Bench, start: int) -> None:
             if any(each.untyped_storage()._cdata in storages for each in faked):
                 bench.violate("fake", "its output shares memory with an input", call)
                 return
+
+
+def _differs(fake: torch.Tensor, real: torch.Tensor) -> Iterator[str]:
+    """What a fake says otherwise than the real tensor, whose sizes it may leave open where they depend on data."""
+    sizes: dict[Any, int] = {}
+    for dim, (said, size) in enumerate(zip(fake.shape, real.shape, strict=False)):
+        if isinstance(said, torch.SymInt):
+            sizes[said.node.expr] = size
+            bounds = said.node.shape_env.bound_sympy(said.node.expr)
+            if not bounds.lower <= size <= bounds.upper:
+                yield f"expected size {size} of dimension {dim}, got one from {bounds.lower} to {bounds.upper}"
+                return
+    if sizes and fake.dim() == real.dim():
+        shape, strides = (
+            [int(_node(each).expr.xreplace(sizes)) if isinstance(each, torch.SymInt) else each for each in numbers]
+            for numbers in (fake.shape, fake.stride())
+        )
+        fake = torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
+    yield from (text for _, text in metadata(fake, real) if "device" not in text)
 
 
 def _elsewhere(x: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -132,12 +150,11 @@ def _filled(args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> tuple[An
 def symbolic(bench: Bench, start: int) -> None:
     """Fakes with symbolic sizes: what comes out depends on them, and says nothing of their value."""
     subject = bench.subject
-    if subject.writes:
-        return
     for call in bench.each(_of_distinct_sizes(bench), start, 30.0):
         args, kwargs = call.build(bench.device)
+        static = subject.fixed_dimensions(call)
         try:
-            expected = _symbolic(subject.expect, args, kwargs)
+            expected = _symbolic(subject.expect, args, kwargs, static)
         except Exception:
             expected = None
         try:
@@ -147,7 +164,7 @@ def symbolic(bench: Bench, start: int) -> None:
             continue
         bench.about_to(call, 30.0)
         try:
-            found = _symbolic(subject.run, args, kwargs)
+            found = _symbolic(subject.run, args, kwargs, static)
         except Exception as error:
             bench.violate("symbolic", f"the fake fails with symbolic sizes: {describe(error)}", call)
             return
@@ -182,14 +199,24 @@ def _of_distinct_sizes(bench: Bench) -> Iterator[Call]:
         yield bench.subject.call(plan)
 
 
-def _symbolic(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[set[str], list[str], bool]:
-    """Which input sizes a call fixes, the sizes that come out, and whether all of those are plain numbers."""
+def _symbolic(
+    function: Callable[..., Any], args: Any, kwargs: Any, static: Sequence[frozenset[int]] = ()
+) -> tuple[set[str], list[str], bool]:
+    """Which input sizes a call fixes, the sizes that come out, and whether all of those are plain numbers.
+
+    Args:
+        static: of each tensor, the dimensions whose size is a number.
+    """
     environment = ShapeEnv()
     mode = FakeTensorMode(shape_env=environment)
     given: list[torch.Tensor] = []
-    for each in tensors_in((args, kwargs)):
+    for index, each in enumerate(tensors_in((args, kwargs))):
         # Equal sizes get one symbol (DUCK): they are unequal within a tensor, and agree between tensors.
-        dynamic: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * each.dim())
+        kinds = [
+            DimDynamic.STATIC if index < len(static) and dim in static[index] else DimDynamic.DUCK
+            for dim in range(each.dim())
+        ]
+        dynamic: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
         given.append(mode.from_tensor(each, symbolic_context=dynamic))
     symbols = {
         str(_node(size).expr): f"dimension {dim}"
@@ -208,7 +235,7 @@ def _symbolic(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[set
             fixed.add(f"{symbols[names.pop()]} by {guard.expr}")
     sizes = [str(tuple(_simplified(environment, size) for size in each.shape)) for each in outputs]
     concrete = all(not isinstance(size, torch.SymInt) for each in outputs for size in each.shape)
-    return fixed, sizes, concrete and bool(symbols)
+    return fixed, sizes, concrete and bool(symbols) and bool(outputs)
 
 
 def _node(size: Any) -> Any:
@@ -264,8 +291,6 @@ def opcheck(bench: Bench, start: int) -> None:
 def compiled(bench: Bench, start: int) -> None:
     """torch.compile, traced whole: values and gradients, with static and with dynamic sizes."""
     subject = bench.subject
-    if subject.writes:
-        return
     torch._inductor.config.compile_threads = 1  # a pool of this process's may be another's
     dtype = next(
         (each for each in (torch.float32, torch.float64) if each in bench.settings.dtypes), bench.settings.dtypes[0]
@@ -309,7 +334,7 @@ def compiled(bench: Bench, start: int) -> None:
             except Exception as error:
                 bench.violate("compile", f"{backend}: raised {describe(error)}", call)
                 return
-            if text := _results_differ(bench, found, eager):
+            if text := _results_differ(bench, [*found, *tensors], [*eager, *others]):
                 bench.violate("compile", f"{backend}: {text}", call)
                 return
             if not wants_grad or not any(each.requires_grad for each in eager):
@@ -357,8 +382,6 @@ class _Module(torch.nn.Module):
 def exported(bench: Bench, start: int) -> None:
     """torch.export with free sizes; the program, and the same one from its file, on other sizes and layouts."""
     subject = bench.subject
-    if subject.writes:
-        return
     dtype = next((each for each in (torch.float32,) if each in bench.settings.dtypes), bench.settings.dtypes[0])
     if bench.settings.given_calls is not None:
         samples, others, free = list(bench.settings.given_calls[:1]), list(bench.settings.given_calls[:1]), False
@@ -400,13 +423,13 @@ def exported(bench: Bench, start: int) -> None:
         for which, each in (("the program", program), ("the program from its file", loaded)):
             for other in others:
                 bench.about_to(other, 120.0)
-                given = [plan.build(bench.device) for plan in other.plans]
+                given, again = ([plan.build(bench.device) for plan in other.plans] for _ in range(2))
                 try:
                     found = tensors_in(each.module()(*given))
                 except Exception as error:
                     bench.violate("export", f"{which} raised {describe(error)}", other)
                     return
-                if text := _results_differ(bench, found, tensors_in(function(*given))):
+                if text := _results_differ(bench, [*found, *given], [*tensors_in(function(*again)), *again]):
                     bench.violate("export", f"{which}: {text}", other)
                     return
 

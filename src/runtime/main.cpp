@@ -105,6 +105,10 @@ Arguments parse_arguments(int argc, char** argv) {
         break;
       case 'o':
         if (*optarg == '\0') throw UsageError("--output must name a file, got ''");
+        if (arguments.output) {
+          throw UsageError("--output is one file, which holds every output: give it once, got '" +
+                           *arguments.output + "' and '" + optarg + "'");
+        }
         arguments.output = optarg;
         break;
       case 'r':
