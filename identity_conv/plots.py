@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 _COLORS = {"ours": "#1b9e77", "baseline": "#7570b3", "roof": "0.85"}
+
+
+def check(folder: Path) -> None:
+    """Finds out before minutes of measuring whether :func:`save` can draw into `folder`, and makes it.
+
+    Raises:
+        ImportError: matplotlib isn't installed.
+        OSError: the folder can't be made.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("--plot needs matplotlib, which isn't installed: pip install matplotlib")
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def save(record: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -17,10 +30,11 @@ def save(record: Mapping[str, Any], folder: Path) -> list[Path]:
 
     Raises:
         ImportError: matplotlib isn't installed.
+        OSError: the folder can't be written to.
     """
+    check(folder)
     figures = {f"bandwidth_{device}": bandwidth(record, device) for device in ("cpu", "cuda")}
     figures["times"] = times([each for each in record["comparisons"] if _bytes_of(each) is None])
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, figure in figures.items():
         if figure is not None:

@@ -6,6 +6,7 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
+from support_build import CONSOLE_SCRIPT, ROOT, run_python
 
 from identity_conv import bench
 
@@ -46,3 +47,20 @@ def test_a_record_is_drawn(tmp_path: Path) -> None:
     assert [file.name for file in written] == ["bandwidth_cpu.svg", "times.svg"]
     for file in written:
         assert xml.etree.ElementTree.parse(file).getroot().tag.endswith("svg")
+
+
+def test_without_matplotlib_nothing_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'matplotlib' else find(name, *rest)\n"
+    )
+    path = f"{tmp_path}:{ROOT}:{ROOT / 'identity_conv' / 'entry'}"
+    done = run_python(*CONSOLE_SCRIPT, "bench", "operator", "--plot", tmp_path / "plots", PYTHONPATH=path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--plot needs matplotlib" in done.stderr
+
+
+def test_a_folder_for_plots_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plots").touch()
+    done = run_python(*CONSOLE_SCRIPT, "bench", "operator", "--plot", tmp_path / "plots")
+    assert (done.returncode, done.stdout) == (2, "")
