@@ -296,7 +296,8 @@ def origin(file: Path) -> Origin | None:
         made = (folder / STAMP).stat().st_mtime
     except OSError:
         return None
-    return Origin(folder.name, made, stamp.get("seconds"), parts.get("CUDA architectures"))
+    seconds = stamp.get("seconds")
+    return Origin(folder.name, made, seconds if isinstance(seconds, float) else None, parts.get("CUDA architectures"))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _GOOD, _DOUBTFUL, _BAD = "#2e8b57", "#b8860b", "#dc3545"
 #: What a cell below "verdict" may say, a count before it left out.
 _VERDICTS = {"ok": _GOOD, "holds": _GOOD, "warning": _DOUBTFUL, "fatal": _BAD, "violated": _BAD}
 
-_LEFT = "text-align:left;vertical-align:top"
+_LEFT = "text-align:left"
 
 
 def cut(text: str, letters: int = LETTERS) -> str:

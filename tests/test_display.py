@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from support_package import with_manifest
 
 import identity_conv as ic
@@ -101,7 +101,7 @@ def test_the_drawing_shows_each_element_as_what_it_is() -> None:
     text = read(plan)
     assert cells(plan) == {"owned": 12, "padding": 3, "offset": 2, "shared": 0}
     assert "strides (5, 1); 34 bytes of storage, 24 of them the tensor's; padded, offset, special" in text
-    assert {"0,1", "2,2", "min", "max", "guard"} <= set(text.split("\n"))
+    assert {"0,1", "2,2", "min", "max", "guard", "4", "14", "24"} <= set(text.split("\n"))
     assert "bytes 4 to 5: [0, 0], min" in text
     assert "bytes 32 to 33: not the tensor's" in text
 
@@ -115,6 +115,7 @@ def test_the_drawing_shows_what_several_indices_share() -> None:
 
 
 @given(plans())
+@example(TensorPlan((2, 5, 4), windows=2, expand=(0,)))
 def test_every_plan_can_be_drawn_and_the_owners_are_those_of_the_tensor(plan: TensorPlan) -> None:
     text = read(plan)
     assert ("offset" in text.split("\n")) == (plan.offset > 0)
@@ -150,6 +151,11 @@ def test_special_values_are_shown_where_the_tensor_has_them(plan: TensorPlan) ->
 def test_a_huge_plan_is_cut(plan: TensorPlan) -> None:
     assert "guard" in read(plan)
     assert sum(cells(plan).values()) < 500
+
+
+def test_of_a_far_offset_the_end_is_shown() -> None:
+    text = read(TensorPlan((300, 400), offset=10**6)).split("\n")
+    assert {"0,0", "1,0", "4,000,000"} <= set(text)
 
 
 def test_a_plan_is_still_its_constructor_in_text() -> None:
@@ -265,13 +271,14 @@ def test_a_graph_of_several_inputs_and_outputs_is_drawn() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.linear = torch.nn.Linear(4, 4)
+            self.register_buffer("<a>&b", torch.ones(4))
 
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            first, second = torch.split(self.linear(x) + y, 2)
+            first, second = torch.split(self.linear(x) + y + getattr(self, "<a>&b"), 2)
             return first, second + y[:2]
 
     said = read(display.graph(ic.export(Model(), (torch.randn(4, 4), torch.randn(4, 4))))).split("\n")
-    assert {"x", "y", "linear.weight", "linear.bias", "getitem", "float32 [2, 4], float32 [2, 4]"} <= set(said)
+    assert {"x", "y", "linear.weight", "linear.bias", "<a>&b", "getitem", "float32 [2, 4], float32 [2, 4]"} <= set(said)
 
 
 def test_a_long_graph_is_cut() -> None:
