@@ -67,11 +67,14 @@ def cpp(session: nox.Session) -> None:
 
 @nox.session
 def notebooks(session: nox.Session) -> None:
-    """Executes the notebooks."""
-    found = sorted(map(str, Path("notebooks").glob("*.ipynb")))
+    """Executes copies of the notebooks, and compares what they show; `-- --keep` keeps what they show."""
     session.install(f"torch=={TORCH[0]}")
-    session.install("nbmake", "-e", ".[test]")
-    session.run("pytest", "--nbmake", *found)
+    session.install("-e", ".[test,notebooks]")
+    executed = Path(session.create_tmp()) / "notebooks"
+    shutil.rmtree(executed, ignore_errors=True)
+    shutil.copytree("notebooks", executed)
+    session.run("pytest", "--nbmake", "--overwrite", *sorted(map(str, executed.glob("*.ipynb"))))
+    session.run("python", "tests/support_notebooks.py", "notebooks", str(executed), *session.posargs)
 
 
 @nox.session

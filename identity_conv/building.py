@@ -158,12 +158,14 @@ class Target:
             with _build_lock, cache.lock(folder):
                 if found := self.find(parts):
                     return found
+                begin = time.monotonic()
                 built = self._build_in(folder, parts, archives)
+                seconds = time.monotonic() - begin
                 after = _changed_at(self._read(folder).union(*(self._read(path.parent) for path in archives)))
                 started = cache.started(folder)
                 edited = [path for path, time_ns in after.items() if not before.get(path, started) >= time_ns]
                 if (now := self.parts()) == parts and not edited:
-                    return cache.finish(folder, built.name, self._others(after))
+                    return cache.finish(folder, built.name, self._others(after), seconds)
                 parts, before = now, after
         names = ", ".join(map(str, edited)) or "its sources"
         raise BuildError(f"{self.file_name} can't be built: {names} changed while it was compiled, {_EDITS} times")

@@ -143,16 +143,17 @@ def started(folder: Path) -> int:
     return (folder / KEY).stat().st_ctime_ns
 
 
-def finish(folder: Path, file_name: str, others: Mapping[str, Path]) -> Path:
+def finish(folder: Path, file_name: str, others: Mapping[str, Path], seconds: float) -> Path:
     """Stamps the folder: from here on the build is used, while `others` have the content they have now.
 
-    They are files that the compilers read and the key doesn't know, by their places (see `inputs`).
+    They are files that the compilers read and the key doesn't know, by their places (see `inputs`). `seconds` is what
+    the build took.
     """
     file = folder / file_name
     unfinished = folder / f"{STAMP}.new"
     with errors_named():
         digests = {place: file_digest(other) for place, other in others.items()}
-        unfinished.write_text(json.dumps({"sha256": file_digest(file), "others": digests}))
+        unfinished.write_text(json.dumps({"sha256": file_digest(file), "others": digests, "seconds": seconds}))
         unfinished.replace(folder / STAMP)
     return file
 
@@ -273,6 +274,30 @@ def _is_own_group(gid: int) -> bool:
     except KeyError:
         return False
     return gid == 0 or (gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name})
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a built file comes from, as far as its folder says."""
+
+    key: str
+    made: float  # seconds since the epoch
+    seconds: float | None  # that the build took; None of one by an older version
+    archs: str | None  # CUDA architectures it is for
+
+
+def origin(file: Path) -> Origin | None:
+    """Where `file` comes from; None where it doesn't lie in the cache, or no more."""
+    folder = file.parent
+    parts, stamp = _read_json(folder / KEY), _read_json(folder / STAMP)
+    if parts is None or stamp is None:
+        return None
+    try:
+        made = (folder / STAMP).stat().st_mtime
+    except OSError:
+        return None
+    seconds = stamp.get("seconds")
+    return Origin(folder.name, made, seconds if isinstance(seconds, float) else None, parts.get("CUDA architectures"))
 
 
 @dataclass(frozen=True)

@@ -63,13 +63,10 @@ class Report:
         return table
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from . import display
 
-        cells = "".join(
-            f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in (e.fact, e.value, e.verdict, e.remedy))}</tr>"
-            for e in self.findings
-        )
-        return f"<table><tr><th>fact</th><th>found</th><th>verdict</th><th>what to do</th></tr>{cells}</table>"
+        rows = [(each.fact, each.value, each.verdict, each.remedy) for each in self.findings]
+        return display.page(display.table(("fact", "found", "verdict", "what to do"), rows))
 
 
 def doctor(*, probes: bool = True) -> Report:

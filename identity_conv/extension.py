@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ class Extension:
             archs=";".join([archs] if isinstance(archs, str) else archs) if archs else None,
         )
         self._library: Path | None = None
+        self._asked = 0.0
 
     @classmethod
     def _of(cls, target: Target) -> Extension:
@@ -98,10 +100,47 @@ class Extension:
         extension = cls.__new__(cls)
         extension._target = target
         extension._library = None
+        extension._asked = 0.0
         return extension
 
     def __repr__(self) -> str:
-        return f"Extension({self.name!r}, {[str(source) for source in self._target.sources]})"
+        from . import display
+
+        return f"Extension({self.name!r}, {[display.place(source) for source in self._target.sources]})"
+
+    def _repr_html_(self) -> str:
+        from . import display
+
+        sources = ", ".join(display.place(source) for source in self._target.sources)
+        if self._library is None:
+            facts = [("sources", sources), ("library", "not loaded: load() builds it if need be")]
+            return display.page(display.heading(f"Extension {self.name}"), display.table((), facts))
+        from . import loading, registry
+
+        facts = [("sources", sources), ("library", self._library.name), ("build", self._origin(self._library))]
+        parts = [display.heading(f"Extension {self.name}"), display.table((), facts)]
+        found = loading.registrations(self._library)
+        if found is None:
+            unknown = "Another build has taken its place, or something else loaded it: what it registers isn't known."
+            return display.page(*parts, display.sentence(unknown))
+        if found.operators:
+            rows = [(schema, ", ".join(registry.kernels_of(name))) for name, schema in found.operators.items()]
+            parts.append(display.table(("operator", "kernels"), rows))
+        for name in sorted(found.classes):
+            parts.append(display.table((f"class {name}",), [(method,) for method in registry.methods_of(name)]))
+        return display.page(*parts)
+
+    def _origin(self, library: Path) -> str:
+        """Where the loaded library comes from, in a line."""
+        made = cache.origin(library)
+        if made is None:
+            return "not of the cache"
+        took = "compiled" if made.seconds is None else f"compiled in {made.seconds:.1f} s"
+        if made.made >= self._asked:
+            when = f"{took} by this load()"
+        else:
+            when = f"found in the cache, {took} on {time.strftime('%Y-%m-%d', time.localtime(made.made))}"
+        return f"{made.key}, for CPU{f' and CUDA {made.archs}' if made.archs else ''}: {when}"
 
     @property
     def name(self) -> str:
@@ -211,5 +250,6 @@ class Extension:
         """
         from . import loading
 
+        self._asked = time.time()
         self._library = loading.load(self.build(), trusted=self._target.bundled)
         return self

@@ -108,10 +108,15 @@ def adopt(name: str, digest: str, registrations: Registrations) -> None:
 
 def namespaces(path: Path) -> frozenset[str]:
     """The namespaces that the loaded library at `path` has operators or classes in."""
-    known = next((each.registrations for each in _loaded if each.path == path), None)
+    known = registrations(path)
     if known is None:  # torch.ops.load_library has loaded it
         known = rehearsal.rehearse(path, cache.file_digest(path), ()).registrations
     return known.namespaces
+
+
+def registrations(path: Path) -> Registrations | None:
+    """What the library at `path` has registered; None where it wasn't loaded here, or another took its place."""
+    return next((each.registrations for each in _loaded if each.path == path), None)
 
 
 def _make_room(path: Path, digest: str) -> Registrations:

@@ -155,6 +155,19 @@ def add(package: Path, manifest: dict[str, Any], records: Mapping[str, bytes]) -
         archive.writestr(f"{folder}/{DIGEST}", hashlib.sha256(text.encode()).hexdigest())
 
 
+def sizes(package: Path, text: str) -> dict[str, Any]:
+    """The bytes of the file at `package` and of its records; nothing where its manifest isn't `text` any more."""
+    try:
+        with zipfile.ZipFile(package) as archive:
+            folder = archive.namelist()[0].split("/", 1)[0]
+            if archive.read(f"{folder}/{RECORD}").decode() != text:
+                return {}
+            records = {each.filename.removeprefix(f"{folder}/"): each.file_size for each in archive.infolist()}
+            return {"bytes": package.stat().st_size, "records": records}
+    except (OSError, KeyError, IndexError, ValueError, zipfile.BadZipFile):
+        return {}
+
+
 def _describe_input(
     name: str, value: torch.Tensor, program: ExportedProgram, symbols: dict[str, Any]
 ) -> dict[str, Any]:

@@ -318,6 +318,18 @@ class Package:
         except ValueError:
             return f"Package({str(self.path)!r}, closed)"
 
+    def _repr_html_(self) -> str:
+        from . import display, inspection
+
+        try:
+            text = self._package.manifest
+            found = {"path": display.place(self.path), "manifest": json.loads(text or "null")}
+            found |= {"device": self._package.device, "weights": self._package.constant_names}
+        except ValueError:
+            return display.page(display.heading(repr(self)))
+        found |= manifest.sizes(self.path, text)
+        return display.page(*(display.table(*section) for section in inspection.sections(found)))
+
 
 def _short(leaf: Any) -> str:
     if isinstance(leaf, torch.Tensor):

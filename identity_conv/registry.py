@@ -5,6 +5,7 @@ This module touches what is private in torch for that; seen in torch 2.11, 2.13 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -64,6 +65,25 @@ def methods() -> Counter[str]:
 def class_names() -> set[str]:
     """Every custom class that has a method, as ``namespace.Class``."""
     return set(methods())
+
+
+def methods_of(name: str) -> list[str]:
+    """The schemas of a custom class's methods, of ``namespace.Class``, without the object itself."""
+    owner = _CLASSES + name
+    schemas = (each for each in torch._C._jit_get_custom_class_schemas() if each.arguments)  # type: ignore[attr-defined]
+    texts = (str(each) for each in schemas if each.arguments[0].type.str() == owner)
+    texts = (re.sub(rf"\({re.escape(owner)} \w+(, )?", "(", text) for text in texts)
+    return [re.sub(r" _\d+\b", "", text).replace(_CLASSES, "") for text in texts]
+
+
+#: What a kernel may be registered for, of which a reader wants to know.
+_KEYS = ("CPU", "CUDA", "Meta", "Autograd", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+
+
+def kernels_of(operator: str) -> list[str]:
+    """The devices, and other dispatch keys, that an operator has kernels for; Meta also by a fake in Python."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return [key for key in _KEYS if has(operator, key)]
 
 
 def schema_of(operator: str) -> str | None:

@@ -267,6 +267,61 @@ class TensorPlan:
         """Numbers that the tensor holds: its distinct cells, two to a complex one."""
         return math.prod(self.number_layout[0])
 
+    def line(self) -> tuple[int, int]:
+        """How the storage is best read: elements in a line, and those that the first line has before the storage.
+
+        A line is a step of the second innermost dimension; where there is none, 16 elements.
+        """
+        steps = sorted(stride for size, stride in zip(*self._core, strict=True) if size > 1)
+        pitch = steps[1] if len(steps) > 1 else max(min(self.storage_bytes // self.dtype.itemsize, 16), 1)
+        return pitch, -self.offset % pitch if len(steps) > 1 else 0
+
+    def owner(self, element: int) -> tuple[tuple[int, ...], int] | None:
+        """The first index whose cell is `element` of the storage, and how many indices have it; None for no cell."""
+        if not self.numel:
+            return None
+        count, length = self._order[-2:] if self.windows else (-1, -1)
+        dims = [dim for dim in range(len(self.shape)) if dim != length]
+        cells = sorted(zip(*self._core, dims, strict=True), key=lambda cell: -cell[1])
+        index, rest = [0] * len(self.shape), element - self.offset
+        for size, stride, dim in cells:
+            if size > 1:
+                index[dim], rest = divmod(rest, stride)
+                if not 0 <= index[dim] < size:
+                    return None
+        if rest:
+            return None
+        times = math.prod(self.shape[dim] for dim in self.expand)
+        if self.windows:
+            place = index[count]
+            index[count] = max(0, -(-(place - self.shape[length] + 1) // self.windows))
+            index[length] = place - index[count] * self.windows
+            times *= min(self.shape[count] - 1, place // self.windows) - index[count] + 1
+        return tuple(index), times
+
+    def special_elements(self) -> dict[int, str]:
+        """The elements of the storage that `cells` are in, with the names of the values."""
+        sizes, strides = self.number_layout
+        found: dict[int, str] = {}
+        for position, name in self.cells:
+            rest, number = position % self.numbers, 0
+            for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+                rest, index = divmod(rest, size)
+                number += index * stride
+            element = self.offset + number // (2 if self.dtype.is_complex else 1)
+            found[element] = f"{found[element]} {name}" if element in found else name
+        return found
+
+    def _repr_html_(self) -> str:
+        from .. import display
+
+        cells = math.prod(self._core[0]) if self.numel else 0
+        facts = (
+            f"strides {self.strides}; {self.storage_bytes:,} bytes of storage, {cells * self.dtype.itemsize:,} of them "
+            f"the tensor's; {', '.join(self.kinds)}"
+        )
+        return display.page(display.heading(repr(self)), display.sentence(facts), display.memory(self).svg)
+
     @functools.cached_property
     def kinds(self) -> tuple[str, ...]:
         """What is particular about the tensor, by name, for statistics; "dense" if its layout is plain."""

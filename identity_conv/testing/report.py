@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,6 +71,19 @@ class Violation:
         environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=600)
         return done.stdout + done.stderr
+
+    def _repr_html_(self) -> str:
+        from .. import display
+        from .call import Call
+
+        parts = [display.heading(f"{self.check} ({self.device}): {self.sentence}")]
+        if self.case is not None:
+            parts.append(display.sentence(f"with {self.case!r}"))
+        if isinstance(self.case, Call):
+            parts += [display.memory(plan).svg for plan in self.case.plans[: display.PICTURES]]
+        if self.reproducer:
+            parts.append(display.folded("a program that shows it", self.reproducer))
+        return display.page(*parts)
 
     def __str__(self) -> str:
         lines = [f"{self.check} ({self.device}): {self.sentence}"]
@@ -174,15 +186,18 @@ class Report:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        def row(cells: Sequence[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+        from .. import display
 
-        body = "".join(row(cells, "td") for cells in self.rows())
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.reported)
-        return (
-            f"<p>{html.escape(self._headline())}</p><table>{row(('check', 'device', 'verdict', 'calls', 's'), 'th')}"
-            f"{body}</table>" + (f"<ul>{notes}</ul>" if notes else "")
-        )
+        parts = [
+            display.heading(self._headline()),
+            display.table(("check", "device", "verdict", "calls", "s"), self.rows()),
+            display.notes(self.reported),
+        ]
+        found = self.violations
+        parts += [violation._repr_html_() for violation in found[: display.VIOLATIONS]]
+        if len(found) > display.VIOLATIONS:
+            parts.append(display.sentence(f"and {len(found) - display.VIOLATIONS:,} more violations"))
+        return display.page(*parts)
 
 
 #: Called with every report, also one of violations; the pytest plugin listens.
