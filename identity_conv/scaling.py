@@ -168,6 +168,7 @@ def main() -> None:
     for comparison in run(device):
         if dist.get_rank() == 0:
             print(json.dumps(asdict(comparison)), flush=True)
+    dist.barrier()  # gloo may end a process whose peers have left
     dist.destroy_process_group()
 
 

@@ -101,6 +101,7 @@ def _outcomes(bench: Bench, rank: int, ranks: int, folder: str) -> Iterator[tupl
                     continue
                 if text := difference(bench, whole, expected):
                     yield call, f"{shown}: {text}", True
+        dist.barrier()  # gloo may end a process whose peers have left
     finally:
         dist.destroy_process_group()
 
