@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,8 +86,9 @@ def _in_front_of(compiler: toolchain.Compiler, link: list[str], compiling: str) 
     script = settings.cache_dir() / "linking" / hashlib.sha256(text.encode()).hexdigest()[:16] / compiler.kind
     if not script.exists():
         settings.make_private(script.parent)
-        unfinished = script.with_name(f".{script.name}.{os.getpid()}")
-        unfinished.write_text(text)
-        unfinished.chmod(0o700)
-        unfinished.replace(script)
+        descriptor, unfinished = tempfile.mkstemp(dir=script.parent)
+        with open(descriptor, "w") as file:
+            file.write(text)
+        os.chmod(unfinished, 0o700)
+        os.replace(unfinished, script)
     return str(script)

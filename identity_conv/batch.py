@@ -11,7 +11,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,8 @@ def run(
     start = time.monotonic()
     own, refused = 0, 0
     # Ranks of a torchrun share a terminal, where their bars would write over each other.
-    left = sum(not _is_done(file, target) for file in files)
-    bar = nullcontext(lambda: None) if "RANK" in os.environ else progress.counting("inputs", left)
+    alone = "RANK" not in os.environ
+    bar = progress.counting("inputs", lambda: sum(not _is_done(file, target) for file in files), shown=alone)
     with bar as one_more:
         for file in _taken(files, target):
             try:

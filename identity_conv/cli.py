@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -368,7 +369,7 @@ def _print_json(document: Any) -> None:
     """Prints one document; a path in it is written as text."""
     import json
 
-    click.echo(json.dumps(document, indent=1, default=str))
+    click.echo(json.dumps(document, indent=1, default=os.fspath))
 
 
 def _console() -> Console:

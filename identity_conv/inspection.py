@@ -24,8 +24,13 @@ def tables(found: dict[str, Any]) -> Iterator[Table]:
         table = Table(*map(escape, section.columns), box=None)
         for row in section.rows:
             cells = zip(section.columns, map(escape, row), strict=True)
-            table.add_row(*(f"[{_STYLES[cell]}]{cell}[/]" if column == "verdict" else cell for column, cell in cells))
+            table.add_row(*(_styled(cell) if column == "verdict" else cell for column, cell in cells))
         yield table
+
+
+def _styled(verdict: str) -> str:
+    # A package may have a file's name that is a column's head.
+    return f"[{_STYLES[verdict]}]{verdict}[/]" if verdict in _STYLES else verdict
 
 
 def sections(found: dict[str, Any]) -> Iterator[Section]:

@@ -44,9 +44,9 @@ def building(
 
 
 @contextmanager
-def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
+def counting(what: str, total: Callable[[], int], *, shown: bool = True) -> Iterator[Callable[[], None]]:
     """A bar over `total` pieces of work, on a terminal alone; call what it gives after each."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not shown or sys.stderr is None or not sys.stderr.isatty():
         yield lambda: None
         return
     from rich.console import Console
@@ -61,7 +61,7 @@ def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
 
     columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
+        task = progress.add_task(what, total=total())
         yield lambda: progress.advance(task)
 
 

@@ -215,9 +215,14 @@ def _why_not(found: Compiler, for_cuda: bool) -> str | None:
 
 
 def jobs() -> int:
-    """How many compilers may run at once: MAX_JOBS, else by cores and memory, of this process and of its cgroup."""
-    asked = settings.MAX_JOBS.value()
-    if asked and asked.isdecimal() and int(asked):  # torch ignores another too
+    """How many compilers may run at once: MAX_JOBS, else by cores and memory, of this process and of its cgroup.
+
+    Raises:
+        ToolchainError: MAX_JOBS isn't a number from 1 on.
+    """
+    if asked := settings.MAX_JOBS.value():
+        if not asked.isdecimal() or not int(asked):
+            raise ToolchainError(f"{settings.MAX_JOBS.name} must be a number from 1 on, got {asked!r}")
         return int(asked)
     cores, memory = float(len(os.sched_getaffinity(0))), float("inf")
     try:

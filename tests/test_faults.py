@@ -247,8 +247,10 @@ class TestReported:
         assert toolchain.jobs() == 1
         monkeypatch.setenv("MAX_JOBS", "5")
         assert toolchain.jobs() == 5
-        monkeypatch.setenv("MAX_JOBS", "many")
-        assert toolchain.jobs() == 1
+        for wrong in ("many", "0", "-1", "1.5"):
+            monkeypatch.setenv("MAX_JOBS", wrong)
+            with pytest.raises(toolchain.ToolchainError, match=f"MAX_JOBS must be a number from 1 on, got '{wrong}'"):
+                toolchain.jobs()
 
     def test_a_torch_with_cuda_and_no_gpu(self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """pytorch/pytorch#137261: IndexError in the search for architectures."""

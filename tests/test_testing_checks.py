@@ -463,6 +463,8 @@ def test_second_derivatives_of_narrow_dtypes_may_cancel() -> None:
     for wrong in (mine + 1, mine * 2):
         assert gradients._derivatives_differ(bench, wrong, theirs, cancels=True)
     assert gradients._derivatives_differ(bench, mine.double(), theirs.double(), cancels=True)
+    theirs = torch.tensor([torch.inf, 5.0], dtype=torch.float16)
+    assert gradients._derivatives_differ(bench, torch.tensor([torch.inf, 500.0]).half(), theirs, cancels=True)
 
 
 class TestComparisons:

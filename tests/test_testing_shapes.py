@@ -8,11 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.library import custom_op
 
-from identity_conv.testing import Call, CheckFailure, TensorPlan, check_class, check_op, checking
+from identity_conv.testing import Call, CheckFailure, TensorPlan, check_class, check_op, checking, tracing
 from identity_conv.testing.classes import MethodSubject
 from identity_conv.testing.shapes import Shapes, reshaped
+from identity_conv.testing.shrink import shrink
 from identity_conv.testing.subject import Subject
 
 
@@ -149,6 +152,13 @@ def test_a_fake_may_leave_a_size_open(library: torch.library.Library, how: dict,
         check_op(op, select, **asked)
 
 
+def test_an_open_size_may_be_computed_with() -> None:
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        fake = torch.empty(2, mode.shape_env.create_unbacked_symint() + 1, 3)
+    assert list(tracing._differs(fake, torch.empty(2, 5, 3))) == []
+    assert list(tracing._differs(fake, torch.empty(2, 5, 4)))
+
+
 def test_a_fixed_size_may_be_asked_for(library: torch.library.Library) -> None:
     def area(boxes: torch.Tensor) -> torch.Tensor:
         return boxes[:, 2] * boxes[:, 3]
@@ -258,3 +268,26 @@ def test_one_complaint_is_whole_and_the_others_a_line() -> None:
 
 def half(x: torch.Tensor) -> torch.Tensor:
     return (x.contiguous() / 2)[:-1] if x.dim() else x / 2
+
+
+def test_what_is_fitted_does_not_grow_while_it_is_shrunk() -> None:
+    shapes = Shapes({"x": ("N", 4)})
+    call = Call((TensorPlan((50, 4), offset=3, neg=True, seed=7),))
+    shrunk = shrink(call, lambda call: call.plans[0].shape[0] >= 5, fit=lambda call: shapes.fit(call, ["x"]), seconds=9)
+    assert shrunk == Call((TensorPlan((5, 4)),))
+
+
+def test_the_least_bound_of_a_size_counts() -> None:
+    shapes = Shapes({"x": ("N<=5", 4), "y": ("N<=300",)})
+    assert shapes.fit(Call((TensorPlan((100, 4)),)), ["x"]).plans[0].shape[0] <= 5
+
+
+def test_a_shape_of_what_is_no_tensor_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"shapes are of tensors, and tensors is a List\[Tensor\]"):
+        check_op(torch.ops.aten.cat, torch.cat, shapes={"tensors": ("N",)})
+
+
+def test_a_given_call_has_the_shapes_too() -> None:
+    calls = [Call((TensorPlan((2, 3)), TensorPlan((4,))))]
+    with pytest.raises(ValueError, match="inputs: a call must have the shapes that shapes= says"):
+        check_op(torch.ops.aten.mv, torch.mv, inputs=calls, shapes={"self": ("N", "M"), "vec": ("M",)})

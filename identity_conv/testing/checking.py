@@ -444,6 +444,8 @@ def _given_calls(subject: Any, inputs: Any) -> tuple[Call, ...] | None:
         call = each if isinstance(each, Call) else Call(tuple(each) if isinstance(each, tuple | list) else (each,))
         if not call.plans:
             raise ValueError(f"inputs: a call must have a TensorPlan for each of its tensors, got {each!r}")
+        if subject.fit(call) != call:
+            raise ValueError(f"inputs: a call must have the shapes that shapes= says, got {each!r}")
         args, kwargs = call.build()
         try:
             with torch.no_grad():

@@ -123,19 +123,19 @@ class Report:
         subject: the operator or method.
         tier, seed: as asked for.
         runs: every check that ran, one for each device.
-        dtypes: what was looked at, and what neither the author left out nor the reference refuses.
         skipped: name to reason, of the checks that were left out.
         notes: what holds for the whole run, such as that hypothesis is missing.
+        dtypes: what was looked at, and what neither the author left out nor the reference refuses.
     """
 
     subject: str
     tier: str
     seed: int
-    dtypes: tuple[Any, ...] = ()
     runs: list[CheckRun] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    dtypes: tuple[Any, ...] = ()
 
     @property
     def violations(self) -> list[Violation]:

@@ -44,7 +44,7 @@ class Shapes:
         if found is None:
             return dimension
         if found[2]:
-            self._most[found[1]] = int(found[2])
+            self._most[found[1]] = min(int(found[2]), self._most.get(found[1], int(found[2])))
         return found[1]
 
     def fit(self, call: Call, names: Sequence[str]) -> Call:

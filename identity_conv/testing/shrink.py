@@ -41,18 +41,26 @@ def shrink(
     deadline = clock() + seconds
     left = tries
     progress = True
+    seen = [call]
     while progress:
         progress = False
-        for candidate in map(fit, _simpler(call)):
-            if candidate == call:
+        for simpler in _simpler(call):
+            candidate = fit(simpler)
+            # What had to be fitted may be larger again, or what it was before.
+            if candidate in seen or (candidate != simpler and _elements(candidate) > _elements(call)):
                 continue
             if left <= 0 or clock() > deadline:
                 return call
             left -= 1
             if fails(candidate):
                 call, progress = candidate, True
+                seen.append(call)
                 break
     return call
+
+
+def _elements(call: Call) -> int:
+    return sum(plan.numel for plan in call.plans)
 
 
 def _simpler(call: Call) -> Iterator[Call]:

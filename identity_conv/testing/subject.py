@@ -77,6 +77,11 @@ class Subject:
         unknown = (self.given.keys() | self.shapes.given) - {each.name for each in self.binding.schema.arguments}
         if unknown:
             raise ValueError(f"{caller}: {self.name} has no argument {', '.join(sorted(unknown))}")
+        for argument in self.binding.schema.arguments:
+            kind, inner = argument.real_type.kind(), argument.real_type
+            inner = inner.getElementType() if kind == "OptionalType" else inner
+            if argument.name in self.shapes.given and inner.kind() != "TensorType":
+                raise ValueError(f"{caller}: shapes are of tensors, and {argument.name} is a {argument.real_type}")
 
     def __repr__(self) -> str:
         return self.name

@@ -127,11 +127,14 @@ def _differs(fake: torch.Tensor, real: torch.Tensor) -> Iterator[str]:
                 yield f"expected size {size} of dimension {dim}, got one from {bounds.lower} to {bounds.upper}"
                 return
     if sizes and fake.dim() == real.dim():
-        shape, strides = (
-            [int(_node(each).expr.xreplace(sizes)) if isinstance(each, torch.SymInt) else each for each in numbers]
-            for numbers in (fake.shape, fake.stride())
-        )
-        fake = torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
+
+        def known(said: Any, otherwise: int) -> int:
+            """The number, where the sizes tell it."""
+            found = _node(said).expr.xreplace(sizes) if isinstance(said, torch.SymInt) else said
+            return otherwise if getattr(found, "free_symbols", None) else int(found)
+
+        shape, strides = map(known, fake.shape, real.shape), map(known, fake.stride(), real.stride())
+        fake = torch.empty_strided(list(shape), list(strides), dtype=fake.dtype, device=fake.device)
     yield from (text for _, text in metadata(fake, real) if "device" not in text)
 
 

@@ -154,8 +154,8 @@ PackageArchive::PackageArchive(const std::string& path)
     const std::vector<std::string> models = compiled_model_names(records_);
     if (models.empty()) refuse_archive(path_, describe_other_archive(records_));
     if (std::find(models.begin(), models.end(), "model") == models.end()) {
-      refuse_archive(path_,
-             "holds no compiled model named \"model\", but \"" + one_line(models.front()) + "\"");
+      refuse_archive(path_, "holds no compiled model named \"model\", but \"" +
+                                one_line(models.front()) + "\"");
     }
     check_regions();
   } catch (...) {
@@ -174,7 +174,8 @@ std::string PackageArchive::bytes(std::uint64_t begin, std::uint64_t size) const
     const ssize_t got =
         pread(descriptor_, data.data() + done, size - done, static_cast<off_t>(begin + done));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) refuse_archive(path_, std::string("cannot be read (") + std::strerror(errno) + ")");
+    if (got < 0)
+      refuse_archive(path_, std::string("cannot be read (") + std::strerror(errno) + ")");
     if (got == 0) refuse_damaged(path_, "it became shorter while it was read");
     done += static_cast<std::uint64_t>(got);
   }

@@ -184,9 +184,9 @@ class Contract::Binding {
       const std::string range = range_text(symbol.min, symbol.max);
       const bool plain = factor == 1 && known == 0;
       refuse_input(contract_.inputs_[input].name,
-             "size of dimension " + std::to_string(dimension) + " must be " +
-                 (plain ? range : linear_text(factor, known) + " with n " + range) + ", got " +
-                 std::to_string(got));
+                   "size of dimension " + std::to_string(dimension) + " must be " +
+                       (plain ? range : linear_text(factor, known) + " with n " + range) +
+                       ", got " + std::to_string(got));
     }
     values_[index] = {true, static_cast<int64_t>(*value), input, dimension};
   }
@@ -310,14 +310,15 @@ Contract::Size Contract::read_size(const Json& json) const {
 void Contract::check_kind(const at::Tensor& tensor, const Input& input, c10::Device device) const {
   if (tensor.scalar_type() != input.dtype) {
     refuse_input(input.name, "dtype must be " + dtype_name(input.dtype) + ", got " +
-                           dtype_name(tensor.scalar_type()));
+                                 dtype_name(tensor.scalar_type()));
   }
   if (tensor.device() != device) {
     refuse_input(input.name, "device must be " + device.str() + ", got " + tensor.device().str());
   }
   if (tensor.dim() != static_cast<int64_t>(input.sizes.size())) {
-    refuse_input(input.name, "the number of dimensions must be " + std::to_string(input.sizes.size()) +
-                           ", got " + std::to_string(tensor.dim()));
+    refuse_input(input.name, "the number of dimensions must be " +
+                                 std::to_string(input.sizes.size()) + ", got " +
+                                 std::to_string(tensor.dim()));
   }
 }
 
@@ -338,11 +339,11 @@ void Contract::fit(Inputs& inputs, c10::Device device) const {
       if (size.is_number() && size.number == sizes[d]) continue;
       const auto wanted = binding.value(size);
       if (wanted && *wanted == sizes[d]) continue;
-      refuse_input(inputs_[i].name,
-             "size of dimension " + std::to_string(d) + " must be " +
-                 (wanted ? std::to_string(static_cast<int64_t>(*wanted)) + binding.origin(size)
-                         : "of a known form") +
-                 ", got " + std::to_string(sizes[d]));
+      refuse_input(inputs_[i].name, "size of dimension " + std::to_string(d) + " must be " +
+                                        (wanted ? std::to_string(static_cast<int64_t>(*wanted)) +
+                                                      binding.origin(size)
+                                                : "of a known form") +
+                                        ", got " + std::to_string(sizes[d]));
     }
   }
   for (const Guard& guard : guards_) {
@@ -388,12 +389,12 @@ at::Tensor Contract::laid_out(const at::Tensor& tensor, const Input& input) cons
   }
   if (input.mutated) {
     refuse_input(input.name, "strides must be " + c10::str(at::IntArrayRef(wanted)) + ", got " +
-                           c10::str(tensor.strides()) + " (the model writes to it)");
+                                 c10::str(tensor.strides()) + " (the model writes to it)");
   }
   if (!input.strides.empty()) {
-    refuse_input(input.name, "strides must be " + c10::str(at::IntArrayRef(input.strides)) + ", got " +
-                           c10::str(tensor.strides()) +
-                           " (the package was compiled for a layout that isn't dense)");
+    refuse_input(input.name, "strides must be " + c10::str(at::IntArrayRef(input.strides)) +
+                                 ", got " + c10::str(tensor.strides()) +
+                                 " (the package was compiled for a layout that isn't dense)");
   }
   at::Tensor copy = at::empty_strided(sizes, wanted, tensor.options());
   copy.copy_(tensor);

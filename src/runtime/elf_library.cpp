@@ -11,7 +11,7 @@
 namespace identity_conv {
 namespace {
 
-[[noreturn]] void fail(const char* what) { throw std::invalid_argument(what); }
+[[noreturn]] void refuse_elf(const char* what) { throw std::invalid_argument(what); }
 
 // The file's bytes, of which nothing outside is ever read.
 class Bytes {
@@ -19,7 +19,8 @@ class Bytes {
   explicit Bytes(std::string_view data) : data_(data) {}
 
   std::string_view at(std::uint64_t begin, std::uint64_t size) const {
-    if (begin > data_.size() || size > data_.size() - begin) fail("it names bytes that it lacks");
+    if (begin > data_.size() || size > data_.size() - begin)
+      refuse_elf("it names bytes that it lacks");
     return data_.substr(begin, size);
   }
 
@@ -36,7 +37,7 @@ class Bytes {
     const std::string_view rest =
         at(begin, data_.size() - std::min<std::uint64_t>(begin, data_.size()));
     const std::size_t end = rest.find('\0');
-    if (end == rest.npos) fail("it has a name without an end");
+    if (end == rest.npos) refuse_elf("it has a name without an end");
     return std::string(rest.substr(0, end));
   }
 
@@ -49,12 +50,12 @@ class Reader {
   explicit Reader(std::string_view file) : bytes_(file) {}
 
   ElfLibrary read() {
-    if (bytes_.at(0, SELFMAG) != std::string_view(ELFMAG, SELFMAG)) fail("it is no ELF file");
+    if (bytes_.at(0, SELFMAG) != std::string_view(ELFMAG, SELFMAG)) refuse_elf("it is no ELF file");
     header_ = bytes_.read<Elf64_Ehdr>(0);
     if (header_.e_ident[EI_CLASS] != ELFCLASS64 || header_.e_ident[EI_DATA] != ELFDATA2LSB) {
-      fail("it is no 64-bit little-endian ELF file");
+      refuse_elf("it is no 64-bit little-endian ELF file");
     }
-    if (header_.e_type != ET_DYN) fail("it is no shared library");
+    if (header_.e_type != ET_DYN) refuse_elf("it is no shared library");
     library_.machine = header_.e_machine == EM_X86_64    ? "x86_64"
                        : header_.e_machine == EM_AARCH64 ? "aarch64"
                                                          : std::to_string(header_.e_machine);
@@ -66,7 +67,7 @@ class Reader {
  private:
   template <class T>
   std::vector<T> table(std::uint64_t begin, std::uint64_t count) const {
-    if (count > (std::uint64_t{1} << 32)) fail("it has a table that is too long");
+    if (count > (std::uint64_t{1} << 32)) refuse_elf("it has a table that is too long");
     bytes_.at(begin, count * sizeof(T));
     std::vector<T> entries;
     for (std::uint64_t i = 0; i < count; ++i)
@@ -82,11 +83,11 @@ class Reader {
         return segment.p_offset + (address - segment.p_vaddr);
       }
     }
-    fail("it names an address that nothing is mapped at");
+    refuse_elf("it names an address that nothing is mapped at");
   }
 
   void read_dynamic() {
-    if (header_.e_phentsize != sizeof(Elf64_Phdr)) fail("it has no program headers");
+    if (header_.e_phentsize != sizeof(Elf64_Phdr)) refuse_elf("it has no program headers");
     segments_ = table<Elf64_Phdr>(header_.e_phoff, header_.e_phnum);
     std::vector<Elf64_Dyn> entries;
     for (const Elf64_Phdr& segment : segments_) {
@@ -103,7 +104,7 @@ class Reader {
       return 0;
     };
     const std::uint64_t strings = value(DT_STRTAB);
-    if (strings == 0) fail("it has no dynamic section");
+    if (strings == 0) refuse_elf("it has no dynamic section");
     strings_ = offset(strings);
     for (const Elf64_Dyn& entry : entries) {
       switch (entry.d_tag) {

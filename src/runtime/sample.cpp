@@ -14,13 +14,13 @@
 namespace identity_conv {
 namespace {
 
-[[noreturn]] void fail(const std::string& what) {
+[[noreturn]] void refuse_sample(const std::string& what) {
   throw std::invalid_argument("not a manifest: its sample " + what);
 }
 
 int64_t integer(const Json& json) {
   const auto* value = json.as<int64_t>();
-  if (!value) fail("has a size that is none");
+  if (!value) refuse_sample("has a size that is none");
   return *value;
 }
 
@@ -42,7 +42,7 @@ class TensorReader {
     const Json* strides = json.find("strides");
     const Json* bytes = json.find("bytes");
     if (!sizes || !strides || !bytes || sizes->elements().size() != strides->elements().size()) {
-      fail("lacks sizes or strides");
+      refuse_sample("lacks sizes or strides");
     }
     std::vector<int64_t> shape;
     std::vector<int64_t> steps;
@@ -51,18 +51,18 @@ class TensorReader {
     for (std::size_t d = 0; d < sizes->elements().size(); ++d) {
       shape.push_back(integer(sizes->elements()[d]));
       steps.push_back(integer(strides->elements()[d]));
-      if (shape[d] < 0 || steps[d] < 0) fail("has a negative size or stride");
+      if (shape[d] < 0 || steps[d] < 0) refuse_sample("has a negative size or stride");
       empty |= shape[d] == 0;
       last += static_cast<__int128>(shape[d] - 1) * steps[d];
       // Each product fits in 128 bits, and so does the sum of as many as a tensor has dimensions.
-      if (last > (static_cast<__int128>(1) << 62)) fail("has bytes beyond its record");
+      if (last > (static_cast<__int128>(1) << 62)) refuse_sample("has bytes beyond its record");
     }
     const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
     const int64_t span = empty ? 0 : static_cast<int64_t>(last) + 1;
     if (span > static_cast<int64_t>(data_.size()) / itemsize ||
         integer(*bytes) != span * itemsize ||
         static_cast<std::size_t>(span * itemsize) > data_.size() - done_) {
-      fail("has bytes beyond its record");
+      refuse_sample("has bytes beyond its record");
     }
     at::Tensor storage = at::empty({span}, at::TensorOptions(dtype));
     if (span > 0)
@@ -118,7 +118,7 @@ std::optional<Sample> read_sample(const PackageArchive& archive, const Json& man
   if (!described || !described->as<Json::Object>()) return std::nullopt;
   const Json* inputs = described->find("inputs");
   const Json* outputs = described->find("outputs");
-  if (!inputs || !outputs) fail("lacks inputs or outputs");
+  if (!inputs || !outputs) refuse_sample("lacks inputs or outputs");
   Sample sample;
   TensorReader given(archive.read("data/identity_conv/sample/inputs"), device);
   for (const Json& json : inputs->elements()) sample.inputs.push_back(given.next(json));

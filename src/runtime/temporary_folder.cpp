@@ -28,7 +28,10 @@ namespace fs = std::filesystem;
 fs::path parent_folder() {
   std::error_code error;
   const fs::path parent = fs::temp_directory_path(error);
-  if (error) refuse_parent(std::getenv("TMPDIR"), error.value());
+  if (error) {
+    const char* named = std::getenv("TMPDIR");
+    refuse_parent(named ? named : "", error.value());
+  }
   return fs::absolute(parent);
 }
 
