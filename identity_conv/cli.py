@@ -82,6 +82,7 @@ def new(name: str, class_: bool, cuda: bool, backward: bool) -> None:
     \b
     Example:
       identity-conv new my_filter --backward
+      pip install pytest
       cd my_filter && python -m pytest && python road.py
     """
     from . import scaffold

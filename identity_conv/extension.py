@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import cache
+from . import cache, display
 from .building import Target
 
 #: What a source's name may end in.
@@ -104,13 +104,9 @@ class Extension:
         return extension
 
     def __repr__(self) -> str:
-        from . import display
-
         return f"Extension({self.name!r}, {[display.place(source) for source in self._target.sources]})"
 
     def _repr_html_(self) -> str:
-        from . import display
-
         sources = ", ".join(display.place(source) for source in self._target.sources)
         if self._library is None:
             facts = [("sources", sources), ("library", "not loaded: load() builds it if need be")]

@@ -105,6 +105,9 @@ class TestInstructionSets:
         assert {"sse4_2", "popcnt"} <= older
         assert not older & {"avx", "avx2", "fma", "avx512f"}
         assert {"avx2", "fma", "bmi2", "avx512f", "avx512vl"} <= newer
+        without_avx512 = compiled_for({"cpp.march": "x86-64-v3", "cpp.simdlen": 256}, device="cpu")
+        assert "avx2" in without_avx512
+        assert not [name for name in without_avx512 if name.startswith("avx512")]
 
     def test_of_a_package(self, packages: dict[str, Path]) -> None:
         recorded = identity_conv.inspect_package(packages["cpu"])["manifest"]["host"]["instruction sets"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import pkgutil
 from collections.abc import Iterator
 
 import pytest
@@ -12,11 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.library import custom_op
 
+from identity_conv import testing
 from identity_conv.testing import Call, CheckFailure, TensorPlan, check_class, check_op, checking, tracing
 from identity_conv.testing.classes import MethodSubject
-from identity_conv.testing.shapes import Shapes, reshaped
 from identity_conv.testing.shrink import shrink
 from identity_conv.testing.subject import Subject
+from identity_conv.testing.tied_shapes import Shapes, reshaped
 
 
 def fit(shapes: dict, *plans: TensorPlan) -> list[tuple[int, ...]]:
@@ -291,3 +293,8 @@ def test_a_given_call_has_the_shapes_too() -> None:
     calls = [Call((TensorPlan((2, 3)), TensorPlan((4,))))]
     with pytest.raises(ValueError, match="inputs: a call must have the shapes that shapes= says"):
         check_op(torch.ops.aten.mv, torch.mv, inputs=calls, shapes={"self": ("N", "M"), "vec": ("M",)})
+
+
+def test_no_module_has_the_name_of_what_is_offered() -> None:
+    modules = {each.name for each in pkgutil.iter_modules(testing.__path__)}
+    assert modules & set(testing.__all__) == {"mutants"}  # which is offered as a module

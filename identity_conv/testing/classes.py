@@ -20,9 +20,9 @@ from .examine import Bench, describe, metadata
 from .plan import TensorPlan
 from .registry import stage
 from .report import Report
-from .shapes import Shapes
 from .state import State
 from .subject import Dull, Subject, Supplier, load
+from .tied_shapes import Shapes
 
 
 def check_class(

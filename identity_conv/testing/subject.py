@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from . import draws, schema
 from .call import Call, plans_in, tensors_in
 from .plan import TensorPlan
-from .shapes import Shapes
+from .tied_shapes import Shapes
 
 _REGISTERED = (str, torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._library.custom_ops.CustomOpDef)
 _KEYS = {"cpu": "CPU", "cuda": "CUDA"}
