@@ -598,3 +598,13 @@ class TestExtensions:
             dtypes=[torch.float32, torch.float64],
             compare=close(),
         )
+
+
+def test_a_method_has_a_program_that_shows_what_is_wrong() -> None:
+    with pytest.raises(CheckFailure) as caught:
+        check_class("my_ops.IdentityConvClass", "forward", lambda x: x + 1)
+    program = caught.value.violations[0].reproducer
+    assert "obj = torch.classes.my_ops.IdentityConvClass(" in program
+    done = run_python("-c", program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("result torch.")

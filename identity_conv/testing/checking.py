@@ -21,6 +21,7 @@ from .plan import TensorPlan
 from .registry import CHECKS, STAGES, TIERS, Stage
 from .report import LISTENERS, CheckFailure, CheckRun, Report, Violation
 from .shrink import shrink
+from .state import State
 from .subject import Subject, Supplier
 from .tied_shapes import Shapes
 
@@ -461,7 +462,8 @@ def _given_calls(subject: Any, inputs: Any) -> tuple[Call, ...] | None:
 
 def _with_reproducer(violation: Violation, settings: Settings) -> Violation:
     """The violation with a program of its own that shows it."""
-    call, subject = violation.case, settings.subject
+    call = violation.case
+    subject: Any = settings.subject
     if not isinstance(call, Call):
         return violation
     arguments = subject.binding.arguments
@@ -471,6 +473,9 @@ def _with_reproducer(violation: Violation, settings: Settings) -> Violation:
         *(f"{name}={name if is_plan else repr(value)}" for name, value, is_plan in keyword),
     ]
     op, reference = _expression(subject.op), _expression(subject.reference)
+    method = getattr(subject, "method", None)  # of an object, which is made first
+    if method is not None:
+        op = f"obj.{method}"
     after = [f"expected = {reference}({', '.join(given)})"] if reference else ["# expected: what the reference gives"]
     shown = ["result", *(["expected"] if reference else [])]
     after += [f'print("{name}", {name}.dtype, {name}.device, {name}.stride(), {name})' for name in shown]
@@ -494,6 +499,7 @@ def _with_reproducer(violation: Violation, settings: Settings) -> Violation:
             before=[
                 *(f"torch.ops.load_library({library!r})" for library in libraries),
                 *(f"import {module}" for module in modules),
+                *(_made(subject.state, violation.device) if method is not None else ()),
             ],
             after=after,
         )
@@ -501,6 +507,13 @@ def _with_reproducer(violation: Violation, settings: Settings) -> Violation:
         return violation
     entry = subject.entry if subject.overload is not None else ""
     return replace(violation, reproducer=text, op=entry, libraries=tuple(libraries))
+
+
+def _made(state: State, device: str) -> list[str]:
+    """Lines that make the object of a custom class."""
+    call, names = Call(tuple(state.fields.values())), [*state.fields]
+    program = reproducer.python(call, f"torch.classes.{state.name}", names=names, device=device, result="obj")
+    return program.removeprefix("import torch\n").splitlines()
 
 
 def _described(arguments: Iterable[Any], values: Iterable[Any]) -> list[tuple[str, Any, bool]]:
