@@ -356,13 +356,14 @@ def bench(suites: tuple[str, ...], as_json: bool, plots_folder: Path | None) -> 
                 f"{each.low:.3f} to {each.high:.3f}",
                 each.verdict,
             )
+    record = benchmarks.record(found)
     if plots_folder:
-        for picture in plots.save(benchmarks.record(found), plots_folder):
+        for picture in plots.save(record, plots_folder):
             progress.step(f"drew {picture}")
     if as_json:
-        _print_json(benchmarks.record(found))
+        _print_json(record)
     else:
-        _console().print(", ".join(f"{name} {fact}" for name, fact in benchmarks.machine().items()))
+        _console().print(", ".join(f"{name} {fact}" for name, fact in record["machine"].items()))
         _console().print(table)
 
 

@@ -206,14 +206,14 @@ def _signature(parameters: list[inspect.Parameter]) -> str:
     return f"({', '.join(parameter.name for parameter in parameters)})"
 
 
-def _inner(type_: Any) -> tuple[str, Any]:
+def kind_of(type_: Any) -> tuple[str, Any]:
     """The kind of a type, and of an optional or list the type inside."""
     kind = type_.kind()
     return kind, type_.getElementType() if kind in ("OptionalType", "ListType") else None
 
 
 def _can_draw(type_: Any) -> bool:
-    kind, inner = _inner(type_)
+    kind, inner = kind_of(type_)
     return _can_draw(inner) if inner is not None else kind in _DRAWN or kind in ("TensorType", "DictType", "ClassType")
 
 
@@ -237,7 +237,7 @@ def value(source: draws.Source, type_: Any, tensor: Callable[[], TensorPlan], *,
         tensor: gives the plan of a Tensor.
         length: how long a list has to be, None for any.
     """
-    kind, inner = _inner(type_)
+    kind, inner = kind_of(type_)
     if kind == "TensorType":
         return tensor()
     if kind == "OptionalType":

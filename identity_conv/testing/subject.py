@@ -78,9 +78,9 @@ class Subject:
         if unknown:
             raise ValueError(f"{caller}: {self.name} has no argument {', '.join(sorted(unknown))}")
         for argument in self.binding.schema.arguments:
-            kind, inner = argument.real_type.kind(), argument.real_type
-            inner = inner.getElementType() if kind == "OptionalType" else inner
-            if argument.name in self.shapes.given and inner.kind() != "TensorType":
+            kind, inner = schema.kind_of(argument.real_type)
+            kind = inner.kind() if kind == "OptionalType" else kind
+            if argument.name in self.shapes.given and kind != "TensorType":
                 raise ValueError(f"{caller}: shapes are of tensors, and {argument.name} is a {argument.real_type}")
 
     def __repr__(self) -> str:
