@@ -33,6 +33,7 @@ from identity_conv.testing import (
     ulp,
 )
 from identity_conv.testing import checking as checking_module
+from identity_conv.testing.registry import STAGES
 
 EXTENSIONS = Path(__file__).parent / "extensions"
 
@@ -351,6 +352,13 @@ def test_what_is_skipped_is_not_told_and_stands_in_the_report(wrong) -> None:
     assert f"skipped: {reason}" in repr(report)
     assert f"skipped: {reason}" in report._repr_html_()
     assert "grad" not in [run.check for run in report.runs]
+
+
+def test_plain_calls_are_looked_at_before_those_on_streams() -> None:
+    checking_module._import_stages()
+    stages = checking_module._in_order(reversed(STAGES.values()))
+    modules = dict.fromkeys(stage.look.__module__.rpartition(".")[2] for stage in stages)
+    assert tuple(modules) == checking_module._MODULES
 
 
 def test_a_check_that_is_left_alone_finds_what_it_is_for(wrong) -> None:

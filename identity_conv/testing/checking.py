@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import time
@@ -29,6 +30,9 @@ _CUDA_LIMIT_S = 20.0  # the first call of each kind loads code
 _DEATHS = 2  # of one stage, after which it is left
 _HANGS = 3  # after which everything is left
 _FRESH_DEATHS = 5  # of fresh processes, which take seconds to start, after which everything is left
+# Where the stages are, in the order in which they run: plain calls before those that a kernel with a bug of theirs
+# would die of too, and be told under another name.
+_MODULES = ("eager", "classes", "gradients", "tracing", "cuda", "sharded")
 _LIMIT_S = {"quick": 3.0, "full": 5.0}
 _OF_DERIVATIVES = ("grad", "second_order", "forward_ad", "func")
 # Checks whose violation a single call doesn't show.
@@ -161,8 +165,7 @@ def _run(settings: Settings, device: str, kind: str, report: Report) -> None:
     type_ = torch.device(device).type
     stages = [
         each
-        # By module: whatever was imported first, the same calls come after each other.
-        for each in sorted(STAGES.values(), key=lambda stage: stage.look.__module__)
+        for each in _in_order(STAGES.values())
         if settings.tier in each.tiers
         and type_ in each.devices
         and kind in each.of
@@ -353,10 +356,15 @@ def _differentiate(task: None, board: isolation.Blackboard, tell: Callable[[Any]
 
 def _import_stages() -> None:
     """Imports the stages, and what they use: before a fork, so that no child does it again."""
-    from . import classes, cuda, eager, gradients, sharded, tracing  # noqa: F401
-
+    for module in _MODULES:
+        importlib.import_module(f".{module}", __package__)
     if importlib.util.find_spec("hypothesis") is not None:
         from . import strategies  # noqa: F401
+
+
+def _in_order(stages: Iterable[Stage]) -> list[Stage]:
+    """By module, whatever was imported first: the same calls come after each other."""
+    return sorted(stages, key=lambda stage: _MODULES.index(stage.look.__module__.rpartition(".")[2]))
 
 
 def _wanted(
