@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -202,6 +204,51 @@ def _layouts() -> Iterator[Comparison]:
             }
             for name, view in views.items():
                 yield _against_clone(f"{name} {dtype}", view)
+
+
+def drawn_views(device: str, count: int = 200, seed: int = 0) -> Iterator[Any]:
+    """Views of all sorts, up to 64 MiB on a GPU and 8 MiB on the CPU: the layouts that nobody thought of."""
+    import torch
+
+    draws = random.Random(seed)
+    dtypes = (torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex128)
+    most = 1 << (26 if device == "cuda" else 23)
+    for _ in range(count):
+        dtype, rank = draws.choice(dtypes), draws.randint(1, 5)
+        # The logarithm of the size in elements, shared out over the dimensions.
+        total = math.log2(most / dtype.itemsize) - draws.uniform(0, 4)
+        cuts = sorted(draws.uniform(0, total) for _ in range(rank - 1))
+        shares = [high - low for low, high in itertools.pairwise([0, *cuts, total])]
+        sizes = [max(1, int(2**share)) for share in shares]
+        steps = [draws.choice((1, 1, 1, 2, 3)) for _ in sizes]
+        pads = [draws.choice((0, 0, 1, 3, 16)) for _ in sizes]
+        if math.prod(size * step + pad for size, step, pad in zip(sizes, steps, pads, strict=True)) > 8 * most:
+            steps = [1] * rank
+            pads = [0] * (rank - 1) + pads[-1:]
+        whole = [size * step + pad for size, step, pad in zip(sizes, steps, pads, strict=True)]
+        # No byte of 127 and more: every number equals itself.
+        numbers = torch.randint(0, 127, [math.prod(whole) * dtype.itemsize], dtype=torch.uint8, device=device)
+        base = numbers.view(dtype).view(whole)
+        starts = [draws.randint(0, pad) for pad in pads]
+        view = base[
+            tuple(
+                slice(start, start + size * step, step) for size, step, start in zip(sizes, steps, starts, strict=True)
+            )
+        ]
+        order = list(range(rank))
+        if draws.random() < 0.5:
+            draws.shuffle(order)
+        view = view.permute(order)
+        if draws.random() < 0.15:  # one dimension is one element, over and over
+            dim = draws.randrange(rank)
+            view = view.narrow(dim, 0, 1).expand(view.shape)
+        yield view
+
+
+def _drawn() -> Iterator[Comparison]:
+    for device in _devices():
+        for x in drawn_views(device):
+            yield _against_clone(f"{x.dtype} {tuple(x.shape)}, strides {x.stride()} + {x.storage_offset()}", x)
 
 
 def _startup() -> Iterator[Comparison]:
@@ -537,6 +584,7 @@ SUITES: dict[str, Callable[[], Iterator[Comparison]]] = {
     "operator": _operator,
     "package": _package,
     "layouts": _layouts,
+    "drawn": _drawn,
     "startup": _startup,
     "compile": _compile,
     "growth": _growth,
