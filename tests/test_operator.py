@@ -149,6 +149,9 @@ class TestOnCuda:
             assert torch.equal(y, view)
             assert y.stride() == torch.clone(view).stride()
             del y
+        del x
+        far = torch.arange(256, dtype=torch.uint8, device="cuda").repeat(2**33 >> 8).view(-1, 8)[:, 1:3]
+        assert torch.equal(op(far), far)
 
     def test_memory_of_the_output_and_nothing_else(self) -> None:
         for view in (lambda x: x, lambda x: x[1:, ::2], lambda x: x.conj()):
@@ -170,6 +173,24 @@ class TestOnCuda:
             rows = (memory.numel() - offset) // pitch
             x = memory[offset : offset + rows * pitch].view(rows, pitch)[:, :width]
             check(x)
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64, torch.complex128], ids=str)
+    def test_every_way_of_reading_elements_that_lie_far_apart(self, dtype: torch.dtype) -> None:
+        numbers = torch.randint(0, 127, [(1 << 22) * dtype.itemsize], dtype=torch.uint8, device="cuda").view(dtype)
+        in_2s = numbers.view([2] * 22)
+        for name, x in {
+            "one of many": numbers[5::37],
+            "short rows": numbers.view(-1, 64)[1:, 3:6],
+            "rows of a few lines": numbers.view(-1, 1024)[1:, 3:43],
+            "6 dimensions": numbers.view(4, 8, 8, 16, 16, 64)[:, 1:, 1:, 1:, 1:, 1:3],
+            "11 dimensions": in_2s.permute(*range(0, 22, 2), *range(1, 22, 2))[(0,) * 11],
+            "columns": numbers.view(4096, 1024)[:, 1:].t()[::7],
+            "each thrice": numbers[::9].unsqueeze(1).expand(-1, 3),
+            "a few again and again": numbers.view(4096, 1024)[:261, 5].expand(9001, -1),
+        }.items():
+            y = op(x)
+            assert torch.equal(y, x), name
+            assert y.stride() == torch.clone(x).stride(), name
 
     def test_rank_beyond_the_usual(self) -> None:
         x = torch.randn([4] * 9, device="cuda")[:, 1:, ::2, 1:, :, :-1, ::3, 1:, 1:]

@@ -7,11 +7,14 @@
 // from x by the cheapest way that serves. Where x is contiguous over the vector that is one load,
 // or, off a 16-byte boundary, the aligned 4-byte words around it and a funnel shift. Where x's rows
 // are stepped, or end within the vector, it is element by element, by coordinates that are counted
-// on. Only bits move, so a kernel is made for each element size, not for each dtype.
+// on; and where those elements lie far apart, each warp gathers what its vectors are made of in the
+// order of memory. Only bits move, so a kernel is made for each element size, not for each dtype.
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 
 #include "identity_conv_op.h"
 
@@ -24,6 +27,7 @@ constexpr int kVectorBytes = 16;
 // cudaMemcpyAsync 4.26); 1024 threads, several vectors a thread, a grid that strides or streaming
 // hints 3.8 to 4.16.
 constexpr int kThreads = 256;
+constexpr int kWarp = 32;
 
 // An exact division by a number fixed at launch, for n below half of Index's range and a divisor of
 // at least 2, in one high multiplication and a shift (Granlund and Montgomery, "Division by
@@ -48,8 +52,10 @@ struct Divider {
   static __device__ uint64_t high_product(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
 };
 
-// Most layouts have few dimensions, and a launch copies its arguments: the room is in two sizes.
+// Most layouts have few dimensions, and a launch copies its arguments: the room is in three sizes.
+// Up to kManyRank the loops over dimensions are unrolled, and what they count is in registers.
 constexpr int kUsualRank = 5;
+constexpr int kManyRank = 10;
 
 // CopyLayout as a kernel reads it; Index counts elements.
 template <class Index, int kRank>
@@ -60,23 +66,42 @@ struct Source {
   int64_t stride[kRank];  // in bytes
 };
 
-// The source address of element `n` and then of the next, again and again. Past the last element
-// the address means nothing, and nothing is loaded there.
+// The source address of element `n`, and its coordinate in each dimension to `coordinate`. Past the
+// last element both mean nothing, and nothing is loaded there.
+template <class Index, int kRank, class F>
+__device__ const unsigned char* locate(const Source<Index, kRank>& source, Index n,
+                                       F&& coordinate) {
+  const unsigned char* src = source.base;
+  const auto take = [&](int d) {
+    // What is left of n is the outermost coordinate.
+    const Index quotient = d + 1 < source.rank ? source.size[d].quotient(n) : 0;
+    const Index index = n - quotient * source.size[d].divisor;
+    coordinate(d, index);
+    src += static_cast<int64_t>(index) * source.stride[d];
+    n = quotient;
+  };
+  if constexpr (kRank <= kManyRank) {
+#pragma unroll
+    for (int d = 0; d < kRank; ++d) {
+      if (d >= source.rank) break;
+      take(d);
+    }
+  } else {
+#pragma unroll 1
+    for (int d = 0; d < source.rank; ++d) take(d);
+  }
+  return src;
+}
+
+// The source address of element `n` and then of the next, again and again.
 template <class Index, int kRank>
 struct Walk {
   const Source<Index, kRank>& source;
   const unsigned char* src;
   Index index[kRank];
 
-  __device__ Walk(const Source<Index, kRank>& from, Index n) : source(from), src(from.base) {
-#pragma unroll
-    for (int d = 0; d < kRank; ++d) {
-      if (d >= source.rank) break;
-      const Index quotient = source.size[d].quotient(n);
-      index[d] = n - quotient * source.size[d].divisor;
-      src += static_cast<int64_t>(index[d]) * source.stride[d];
-      n = quotient;
-    }
+  __device__ Walk(const Source<Index, kRank>& from, Index n) : source(from) {
+    src = locate(source, n, [&](int d, Index at) { index[d] = at; });
   }
 
   __device__ Index left_in_row() const { return source.size[0].divisor - index[0]; }
@@ -107,14 +132,7 @@ struct Walk<Index, CopyLayout::kMaxRank> {
   }
 
   __device__ void find() {
-    src = source.base;
-    Index rest = n;
-#pragma unroll 1
-    for (int d = 0; d < source.rank; ++d) {
-      const Index quotient = source.size[d].quotient(rest);
-      src += static_cast<int64_t>(rest - quotient * source.size[d].divisor) * source.stride[d];
-      rest = quotient;
-    }
+    src = locate(source, n, [](int, Index) {});
   }
 
   __device__ Index left_in_row() const {
@@ -127,18 +145,26 @@ struct Walk<Index, CopyLayout::kMaxRank> {
   }
 };
 
-// 16 bytes from any address, by aligned loads. The first and the last word each hold a wanted byte:
-// beside it up to 3 that belong to a neighbour are read and shifted out, never across the end of an
-// allocation, which CUDA makes in multiples of 256 bytes.
+// 16 bytes from an address at a multiple of kAligned, by aligned loads. For bytes and pairs of them
+// the first and the last word each hold a wanted byte: beside it up to 3 that belong to a neighbour
+// are read and shifted out, never across the end of an allocation, which CUDA makes in multiples of
+// 256 bytes.
+template <int kAligned>
 __device__ uint4 load_vector(const unsigned char* src) {
   const auto address = reinterpret_cast<uintptr_t>(src);
   if (address % kVectorBytes == 0) return *reinterpret_cast<const uint4*>(src);
-  const auto* word = reinterpret_cast<const uint32_t*>(address & ~uintptr_t{3});
-  const unsigned shift = (address & 3) * 8;
-  const uint32_t w0 = word[0], w1 = word[1], w2 = word[2], w3 = word[3];
-  const uint32_t w4 = shift ? word[4] : 0;
-  return {__funnelshift_r(w0, w1, shift), __funnelshift_r(w1, w2, shift),
-          __funnelshift_r(w2, w3, shift), __funnelshift_r(w3, w4, shift)};
+  if constexpr (kAligned >= 8) {
+    const auto* half = reinterpret_cast<const uint2*>(src);
+    const uint2 low = half[0], high = half[1];
+    return {low.x, low.y, high.x, high.y};
+  } else {
+    const auto* word = reinterpret_cast<const uint32_t*>(address & ~uintptr_t{3});
+    const unsigned shift = (address & 3) * 8;
+    const uint32_t w0 = word[0], w1 = word[1], w2 = word[2], w3 = word[3];
+    const uint32_t w4 = shift ? word[4] : 0;
+    return {__funnelshift_r(w0, w1, shift), __funnelshift_r(w1, w2, shift),
+            __funnelshift_r(w2, w3, shift), __funnelshift_r(w3, w4, shift)};
+  }
 }
 
 template <class T>
@@ -177,7 +203,7 @@ __global__ void __launch_bounds__(kThreads)
   if (left <= 0) return;
   Bytes vector;
   if (left >= Bytes::kParts) {
-    vector.whole = load_vector(src + first);
+    vector.whole = load_vector<1>(src + first);
   } else {
 #pragma unroll
     for (int i = 0; i < Bytes::kParts; ++i) {
@@ -196,7 +222,7 @@ __global__ void __launch_bounds__(kThreads)
   Walk<Index, kRank> walk(source, static_cast<Index>(first));
   Vector<T> vector;
   if (source.stride[0] == sizeof(T) && walk.left_in_row() >= Vector<T>::kParts) {
-    vector.whole = load_vector(walk.src);
+    vector.whole = load_vector<sizeof(T)>(walk.src);
   } else {
 #pragma unroll
     for (int i = 0; i < Vector<T>::kParts; ++i) {
@@ -207,16 +233,93 @@ __global__ void __launch_bounds__(kThreads)
   store_vector(dst + first, vector, left);
 }
 
+// The same where the elements of a vector lie far apart: the lanes of a warp load neighbours, which
+// share lines of the cache, and hand them to each other through shared memory.
+template <class T, class Index, int kRank>
+__global__ void __launch_bounds__(kThreads)
+    copy_gathered(const Source<Index, kRank> source, T* __restrict__ dst, int64_t numel) {
+  constexpr int kParts = Vector<T>::kParts;
+  __shared__ uint4 staged[kThreads];
+  const int lane = threadIdx.x % kWarp;
+  const int64_t first = first_element<T>();
+  const int64_t warp_first = first - lane * kParts;
+  T part[kParts];
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const int64_t n = warp_first + i * kWarp + lane;
+    const auto* from =
+        reinterpret_cast<const T*>(locate(source, static_cast<Index>(n), [](int, Index) {}));
+    if (n < numel) part[i] = *from;
+  }
+  T* to = reinterpret_cast<T*>(staged + threadIdx.x - lane) + lane;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) to[i * kWarp] = part[i];
+  __syncwarp();
+  if (first >= numel) return;
+  Vector<T> vector;
+  vector.whole = staged[threadIdx.x];
+  store_vector(dst + first, vector, numel - first);
+}
+
+// Elements of 16 bytes that are read again and again, from the cache: the writes are the limit, and
+// two of them a thread hide more of what comes before.
+constexpr int kRepeated = 2;
+template <class Index, int kRank>
+__global__ void __launch_bounds__(kThreads)
+    copy_repeated(const Source<Index, kRank> source, uint4* __restrict__ dst, int64_t numel) {
+  const int64_t first = blockIdx.x * int64_t{kRepeated * kThreads} + threadIdx.x;
+  uint4 element[kRepeated];
+#pragma unroll
+  for (int i = 0; i < kRepeated; ++i) {
+    const int64_t n = first + i * kThreads;
+    const unsigned char* from = locate(source, static_cast<Index>(n), [](int, Index) {});
+    if (n < numel) element[i] = *reinterpret_cast<const uint4*>(from);
+  }
+#pragma unroll
+  for (int i = 0; i < kRepeated; ++i) {
+    const int64_t n = first + i * kThreads;
+    if (n < numel) dst[n] = element[i];
+  }
+}
+
+// The lines of the cache, of 128 bytes, in which `count` elements lie that follow each other.
+int64_t lines_of(const CopyLayout& layout, int64_t element_size, int64_t count) {
+  constexpr int64_t kLine = 128;
+  int64_t lines = 1, reach = 0;
+  for (int d = 0; d < layout.rank && count > 1; ++d) {
+    if (layout.stride[d] != 0) {
+      const int64_t along = std::min(count, layout.size[d]);
+      reach += (along - 1) * std::abs(layout.stride[d]) * element_size;
+      lines = std::min(lines * along, 1 + reach / kLine);
+    }
+    count = (count + layout.size[d] - 1) / layout.size[d];
+  }
+  return lines;
+}
+
+// Whether neighbours should be gathered: where a warp that loads one element of each of its vectors
+// touches many lines, and the lines of all don't stay in the cache. Gathering costs a division by
+// every size for each element, which two elements in few dimensions bear sooner.
+template <class T>
+bool gathers(const CopyLayout& layout) {
+  constexpr int64_t kCached = 1024;
+  const int many = Vector<T>::kParts == 2 && layout.rank <= 3 ? 7 : 12;
+  return lines_of(layout, sizeof(T), kWarp * Vector<T>::kParts) >= many &&
+         lines_of(layout, sizeof(T), layout.numel) > kCached;
+}
+
 struct Launch {
   const void* src;
   void* dst;
   cudaStream_t stream;
 
+  // Of a kernel whose threads write `vectors` vectors each.
   template <class From, class T>
-  int operator()(void (*kernel)(From, T*, int64_t), From from, int64_t numel) const {
-    constexpr int64_t kBlock = kThreads * Vector<T>::kParts;
+  int operator()(void (*kernel)(From, T*, int64_t), From from, int64_t numel,
+                 int vectors = 1) const {
+    const int64_t block = int64_t{kThreads} * Vector<T>::kParts * vectors;
     // 2^31 - 1 blocks of 4 KiB: more than any card's memory.
-    const auto blocks = static_cast<unsigned>((numel + kBlock - 1) / kBlock);
+    const auto blocks = static_cast<unsigned>((numel + block - 1) / block);
     kernel<<<blocks, kThreads, 0, stream>>>(from, static_cast<T*>(dst), numel);
     return cudaGetLastError();
   }
@@ -231,6 +334,15 @@ int launch_strided(const CopyLayout& layout, const Launch& launch) {
     source.size[d] = Divider<Index>::of(layout.size[d]);
     source.stride[d] = layout.stride[d] * int64_t{sizeof(T)};
   }
+  if constexpr (kRank <= kManyRank) {
+    if constexpr (Vector<T>::kParts == 1) {
+      if (std::count(layout.stride, layout.stride + layout.rank, 0)) {
+        return launch(&copy_repeated<Index, kRank>, source, layout.numel, kRepeated);
+      }
+    } else if (gathers<T>(layout)) {
+      return launch(&copy_gathered<T, Index, kRank>, source, layout.numel);
+    }
+  }
   return launch(&copy_strided<T, Index, kRank>, source, layout.numel);
 }
 
@@ -238,11 +350,12 @@ template <class T>
 int launch_elements(const CopyLayout& layout, const Launch& launch) {
   // A vector may begin before and count past the last element.
   constexpr int64_t kMost32 = (int64_t{1} << 31) - Vector<T>::kParts;
-  if (layout.rank > kUsualRank) {
+  if (layout.rank > kManyRank) {
     return launch_strided<T, uint64_t, CopyLayout::kMaxRank>(layout, launch);
   }
-  return layout.numel <= kMost32 ? launch_strided<T, uint32_t, kUsualRank>(layout, launch)
-                                 : launch_strided<T, uint64_t, kUsualRank>(layout, launch);
+  if (layout.numel > kMost32) return launch_strided<T, uint64_t, kManyRank>(layout, launch);
+  return layout.rank > kUsualRank ? launch_strided<T, uint32_t, kManyRank>(layout, launch)
+                                  : launch_strided<T, uint32_t, kUsualRank>(layout, launch);
 }
 
 }  // namespace
