@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -100,6 +100,28 @@ def machine() -> dict[str, str]:
 def record(comparisons: list[Comparison]) -> dict[str, Any]:
     """The comparisons and the machine, ready for JSON."""
     return {"machine": machine(), "comparisons": [asdict(each) | {"verdict": each.verdict} for each in comparisons]}
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """A record as a table in Markdown, under the machine that it was taken on."""
+    lines = [
+        ", ".join(f"{name} {fact}" for name, fact in record["machine"].items()),
+        "",
+        "| what | µs | beside | ratio | 95 % | TB/s |",
+        "| --- | ---: | --- | ---: | --- | ---: |",
+    ]
+    for each in record["comparisons"]:
+        bandwidth = each["terabytes_per_second"]
+        cells = (
+            each["name"],
+            f"{each['ours_us']:.1f}",
+            each["baseline"],
+            f"{each['ratio']:.3f}",
+            f"{each['low']:.3f} to {each['high']:.3f}",
+            f"{bandwidth:.2f}" if bandwidth else "",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _timer(call: Callable[[], Any], device: str, bytes_moved: int) -> Callable[[], float]:
