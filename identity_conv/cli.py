@@ -331,8 +331,6 @@ def bench(suites: tuple[str, ...], as_json: bool, plots_folder: Path | None) -> 
     Example:
       identity-conv bench operator
     """
-    from rich.table import Table
-
     from . import bench as benchmarks
     from . import plots, progress
 
@@ -340,31 +338,43 @@ def bench(suites: tuple[str, ...], as_json: bool, plots_folder: Path | None) -> 
         plots.check(plots_folder)
 
     found = []
-    table = Table("what", "beside", "µs", "baseline µs", "TB/s", "ratio", "95 %", "verdict", box=None)
-    for suite in suites or SUITES:
-        for each in benchmarks.run(suite):
-            found.append(each)
-            progress.step(f"{suite}: {each.name}: {each.ratio:.3f} of {each.baseline}")
-            bandwidth = f"{each.terabytes_per_second:.3f}" if each.terabytes_per_second else ""
-            table.add_row(
-                each.name,
-                each.baseline,
-                f"{each.ours_us:.2f}",
-                f"{each.baseline_us:.2f}",
-                bandwidth,
-                f"{each.ratio:.3f}",
-                f"{each.low:.3f} to {each.high:.3f}",
-                each.verdict,
-            )
-    record = benchmarks.record(found)
+    try:
+        for suite in suites or SUITES:
+            for each in benchmarks.run(suite):
+                found.append(each)
+                progress.step(f"{suite}: {each.name}: {each.ratio:.3f} of {each.baseline}")
+    finally:  # interrupted, too: what was measured took minutes
+        if found:
+            _tell(benchmarks.record(found), as_json, plots_folder)
+
+
+def _tell(record: dict[str, Any], as_json: bool, plots_folder: Path | None) -> None:
+    """Prints a record of bench, and draws it where a folder is given."""
+    from rich.table import Table
+
+    from . import plots, progress
+
     if plots_folder:
         for picture in plots.save(record, plots_folder):
             progress.step(f"drew {picture}")
     if as_json:
         _print_json(record)
-    else:
-        _console().print(", ".join(f"{name} {fact}" for name, fact in record["machine"].items()))
-        _console().print(table)
+        return
+    table = Table("what", "beside", "µs", "baseline µs", "TB/s", "ratio", "95 %", "verdict", box=None)
+    for each in record["comparisons"]:
+        bandwidth = each["terabytes_per_second"]
+        table.add_row(
+            each["name"],
+            each["baseline"],
+            f"{each['ours_us']:.2f}",
+            f"{each['baseline_us']:.2f}",
+            f"{bandwidth:.3f}" if bandwidth else "",
+            f"{each['ratio']:.3f}",
+            f"{each['low']:.3f} to {each['high']:.3f}",
+            each["verdict"],
+        )
+    _console().print(", ".join(f"{name} {fact}" for name, fact in record["machine"].items()))
+    _console().print(table)
 
 
 def _print_json(document: Any) -> None:

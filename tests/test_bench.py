@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from support_build import CONSOLE_SCRIPT, ROOT, run_python
 
-from identity_conv import bench
+from identity_conv import bench, cli
 
 
 def turns(ours: list[float], baseline: list[float]) -> bench.Comparison:
@@ -31,6 +34,18 @@ def test_which_goes_first_alternates() -> None:
     order: list[str] = []
     bench.compare("a", "b", lambda: order.append("a") or 1.0, lambda: order.append("b") or 1.0, pairs=4)
     assert "".join(order[2:]) == "abbaabba"
+
+
+def test_what_was_measured_is_told_where_bench_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(suite: str) -> Iterator[bench.Comparison]:
+        yield turns([9.0] + [2.0] * 8, [9.0] + [4.0] * 8)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "run", interrupted)
+    done = CliRunner().invoke(cli.command, ["bench", "operator", "--json"])
+    assert done.exit_code == 1
+    assert [each["ratio"] for each in json.loads(done.stdout)["comparisons"]] == [0.5]
+    assert done.stderr.strip().endswith("Aborted!")
 
 
 def test_a_record_is_drawn(tmp_path: Path) -> None:

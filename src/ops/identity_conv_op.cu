@@ -299,7 +299,8 @@ int64_t lines_of(const CopyLayout& layout, int64_t element_size, int64_t count) 
 
 // Whether neighbours should be gathered: where a warp that loads one element of each of its vectors
 // touches many lines, and the lines of all don't stay in the cache. Gathering costs a division by
-// every size for each element, which two elements in few dimensions bear sooner.
+// every size for each element, which two elements in few dimensions bear sooner. On an H200, of
+// torch.clone's time: 1 of 16 bytes 0.98, 1.60 by a walk; 5 of 8 bytes 0.85, 0.53 by a walk.
 template <class T>
 bool gathers(const CopyLayout& layout) {
   constexpr int64_t kCached = 1024;
