@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -271,6 +272,33 @@ def _drawn() -> Iterator[Comparison]:
     for device in _devices():
         for x in drawn_views(device):
             yield _against_clone(f"{x.dtype} {tuple(x.shape)}, strides {x.stride()} + {x.storage_offset()}", x)
+
+
+def _calls() -> Iterator[Comparison]:
+    """What one call costs from Python, with hardly anything to copy: each way to call beside torch's same way."""
+    import torch
+
+    import identity_conv
+
+    class Clone(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.clone(x)
+
+    for device in _devices():
+        x = torch.randn(1, 3, 8, 8, device=device)
+        wanted = x.clone().requires_grad_()
+        op, clone = torch.ops.my_ops.identity_conv_op, torch.ops.aten.clone
+        layer, class_layer = identity_conv.IdentityConvCustomOp(), identity_conv.IdentityConvCustomClass(3)
+        for name, ours, baseline_name, baseline, argument in (
+            ("operator", op, "torch.ops.aten.clone", clone, x),
+            ("operator, grad wanted", op, "torch.ops.aten.clone", clone, wanted),
+            ("identity_conv", identity_conv.identity_conv, "torch.clone", torch.clone, x),
+            ("class method", class_layer.conv.forward, "torch.ops.aten.clone", clone, x),
+            ("layer of the operator", layer, "a layer of torch.clone", Clone(), x),
+            ("layer of the class", class_layer, "a layer of torch.clone", Clone(), x),
+        ):
+            times = (_timer(partial(each, argument), device, 0) for each in (ours, baseline))
+            yield compare(f"{device} call: {name}", baseline_name, *times, pairs=31)
 
 
 def _startup() -> Iterator[Comparison]:
@@ -607,6 +635,7 @@ SUITES: dict[str, Callable[[], Iterator[Comparison]]] = {
     "package": _package,
     "layouts": _layouts,
     "drawn": _drawn,
+    "calls": _calls,
     "startup": _startup,
     "compile": _compile,
     "growth": _growth,
