@@ -186,22 +186,27 @@ def run(package: Path, inputs: Path, outputs: Path, device: str | None, as_json:
     An input is a tensor, a list or tuple of the model's positional arguments, or a dict of those that the
     export had by keyword, as torch.save writes it. Started again it does what isn't done yet, or has
     changed since; several at once, on one host or many, share the work. OUTPUTS is for one package. An
-    input that fails is named, and the others are done.
+    input that fails is named, with its reason in the JSON document too, the others are done, and the
+    status is 1.
 
     \b
     Example:
       identity-conv run model.pt2 inputs outputs
       torchrun --nproc-per-node 2 --no-python identity-conv run model.pt2 inputs outputs
     """
-    import os
-
     from . import batch, progress
 
-    outcome = batch.run(package, inputs, outputs, device=device)
+    failure = None
+    try:
+        outcome = batch.run(package, inputs, outputs, device=device)
+    except batch.FailedInputsError as error:
+        outcome, failure = error.outcome, error
     rank = os.environ.get("RANK")
     if as_json:
         _print_json(vars(outcome) | ({} if rank is None else {"rank": int(rank)}))
-    else:
+    if failure:
+        raise failure
+    if not as_json:
         progress.say(str(outcome) if rank is None else f"rank {rank}: {outcome}")
 
 
