@@ -241,8 +241,8 @@ class Extension:
         a class or C++ autograd nodes: those can't leave a process.
 
         Raises:
-            what :meth:`build` raises; BuildError: the library doesn't load, or registers what this process
-                has registered already.
+            what :meth:`build` raises; BuildError: the library doesn't load, registers what this process has registered
+                already, or has a kernel of a name that its own namespace has no schema for.
         """
         from . import loading
 
