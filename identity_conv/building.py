@@ -55,6 +55,24 @@ class CompileError(BuildError):
 
 
 @dataclass
+class NotBuilt(BuildError):
+    """It isn't built yet, within :func:`nothing_is_built`."""
+
+
+_builds_nothing = False
+
+
+@contextmanager
+def nothing_is_built() -> Iterator[None]:
+    """Within it a build that isn't finished is :class:`NotBuilt`: for looking at an author's module."""
+    global _builds_nothing
+    before, _builds_nothing = _builds_nothing, True
+    try:
+        yield
+    finally:
+        _builds_nothing = before
+
+
 class Target:
     """One file to build: a library of operators, a program, a Python module, or an archive that these link.
 
@@ -149,6 +167,8 @@ class Target:
         if found := self.find(parts):
             return found
         archives = [self.archive.build(use_prefix=False)] if self.archive else []
+        if _builds_nothing:
+            raise NotBuilt(f"{self.file_name} isn't built, and nothing is built only to look")
         # What was compiled is what the key says, or a file was edited meanwhile. One that was edited twice may look
         # as it did: the time of its last change, which nobody can set, doesn't.
         before: dict[Path, int] = {}

@@ -273,13 +273,16 @@ def explain_build(extension: str | None, as_json: bool) -> None:
     """Says whether an extension is built, and else which parts changed; without one, identity_conv's own.
 
     \b
+    Builds nothing, also where the module loads its extension as it is imported.
+
+    \b
     Example:
       identity-conv cache explain my_kernels:ext
     """
     from . import ahead, targets
     from .extension import Extension
 
-    explained = ahead.find_extension(extension) if extension else Extension._of(targets.operators())
+    explained = ahead.look_at_extension(extension) if extension else Extension._of(targets.operators())
     if as_json:
         built, changes = explained._state()
         _print_json({"name": explained.name, "key": explained.key, "built": built, "changes": changes})

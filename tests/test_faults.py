@@ -406,6 +406,45 @@ class TestDoctor:
         assert {"Python", "torch", "C++ compiler", "ninja", "cache"} <= set(facts)
         assert all(each["verdict"] != "fatal" for each in facts.values())
 
+    @pytest.mark.parametrize(
+        "then",
+        [
+            "ext = Extension('tiny', [SOURCE]).load()",
+            "ext = Extension('tiny', [SOURCE]).load()\nanswer = torch.ops.tiny.answer",
+            "ext = Extension('tiny', [SOURCE]).load()\nanswer = ext.ops.answer",
+            "ext = Extension('tiny', [SOURCE])\nlibrary = ext.build()",
+        ],
+        ids=["loads", "loads and uses", "loads and uses its namespace", "builds"],
+    )
+    def test_explains_without_building_what_the_module_builds(
+        self, then: str, source: Path, cache: Path, tmp_path: Path
+    ) -> None:
+        code = f"import torch\nfrom identity_conv import Extension\n{then.replace('SOURCE', repr(str(source)))}\n"
+        (tmp_path / "authors.py").write_text(code)
+        path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), environment({})["PYTHONPATH"]])}
+        for _ in range(2):
+            done = run_python("-m", "identity_conv", "cache", "explain", "authors:ext", **path)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert done.stdout == "tiny: will be built, because\n  there is no finished build of tiny\n"
+        # Elsewhere it builds and loads as ever, and is explained after that.
+        built = Extension("tiny", [source]).build()
+        done = run_python("-m", "identity_conv", "cache", "explain", "authors:ext", **path)
+        assert (done.returncode, done.stdout) == (0, f"tiny: built, {built}\n"), done.stderr
+
+    def test_explains_nothing_of_a_module_that_does_not_come_to_the_extension(
+        self, source: Path, tmp_path: Path
+    ) -> None:
+        first = f"Extension('first', [{str(source)!r}]).build()"
+        code = f"from identity_conv import Extension\n{first}\next = Extension('tiny', [{str(source)!r}])\n"
+        (tmp_path / "authors.py").write_text(code)
+        path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), environment({})["PYTHONPATH"]])}
+        done = run_python("-m", "identity_conv", "cache", "explain", "authors:ext", **path)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == (
+            "identity-conv: authors:ext: authors can't be imported (NotBuilt: libfirst.so isn't built, and nothing is "
+            "built only to look)\n"
+        )
+
     def test_without_a_compiler(self) -> None:
         status, facts = self.report("--quick", PATH="", CXX=None)
         assert status == 1
