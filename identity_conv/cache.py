@@ -324,6 +324,22 @@ def entries() -> list[Entry]:
             found.append(Entry(folder.parent.name, folder.name, folder, stamp.exists(), size, made))
     return sorted(found, key=lambda entry: entry.made, reverse=True)
 
+def names() -> list[str]:
+    """The extensions that have builds in the cache."""
+    return sorted({entry.name for entry in entries()})
+
+
+def _latest(name: str) -> Entry | None:
+    return next((entry for entry in entries() if entry.name == name and entry.finished), None)
+
+
+def last_seconds(name: str) -> float | None:
+    """How long the latest finished build of `name` took; None where there is none, or it doesn't say."""
+    latest = _latest(name)
+    seconds = (_read_json(latest.folder / STAMP) or {}).get("seconds") if latest else None
+    return seconds if isinstance(seconds, float) else None
+
+
 
 def differences(name: str, parts: dict[str, str], located: Callable[[str], Path]) -> list[str]:
     """What changed since the latest finished build of `name`, a line each; empty where nothing did.

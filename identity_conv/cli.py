@@ -290,14 +290,14 @@ def explain_build(extension: str | None, as_json: bool) -> None:
         click.echo(explained.explain())
 
 
-def _names_of_builds(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    from .cache import entries
+def _complete_build(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    from .cache import names
 
-    return sorted({entry.name for entry in entries() if entry.name.startswith(incomplete)})
+    return [name for name in names() if name.startswith(incomplete)]
 
 
 @cache.command("clean")
-@click.argument("name", required=False, shell_complete=_names_of_builds)
+@click.argument("name", required=False, shell_complete=_complete_build)
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @_json
 def clean_builds(name: str | None, yes: bool, as_json: bool) -> None:
@@ -307,8 +307,12 @@ def clean_builds(name: str | None, yes: bool, as_json: bool) -> None:
     Example:
       identity-conv cache clean my_kernels --yes
     """
-    from .cache import clean
+    from .cache import clean, names
 
+    if name is not None and name not in (known := names()):
+        raise ValueError(
+            f"cache clean: NAME must be {' or '.join(known) or 'that of a build, and there is none'}, got {name!r}"
+        )
     if not yes and sys.stdin is None:
         raise click.UsageError("nobody can be asked, since standard input is closed: give --yes")
     wanted = "every build" if name is None else f"the builds of {name}"

@@ -343,6 +343,18 @@ class TestCacheCommand:
         assert kept.is_file()
 
     def test_cleans_a_folder_that_is_a_link(self, source: Path, tmp_path: Path) -> None:
+    def test_cleans_nothing_that_is_not_there(self, source: Path, cache: Path) -> None:
+        done = self.identity_conv("cache", "clean", "tiny", "--yes", "--json")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert (
+            done.stderr == "identity-conv: cache clean: NAME must be that of a build, and there is none, got 'tiny'\n"
+        )
+        kept = Extension("tiny", [source]).build(), Extension("other", [source]).build()
+        done = self.identity_conv("cache", "clean", "tony")  # known before anybody is asked
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == "identity-conv: cache clean: NAME must be other or tiny, got 'tony'\n"
+        assert all(file.is_file() for file in kept)
+
         folder = Extension("tiny", [source]).build().parent
         folder.rename(tmp_path / "moved")
         folder.symlink_to(tmp_path / "moved")
