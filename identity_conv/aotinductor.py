@@ -11,7 +11,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,9 +85,5 @@ def _in_front_of(compiler: toolchain.Compiler, link: list[str], compiling: str) 
     script = settings.cache_dir() / "linking" / hashlib.sha256(text.encode()).hexdigest()[:16] / compiler.kind
     if not script.exists():
         settings.make_private(script.parent)
-        descriptor, unfinished = tempfile.mkstemp(dir=script.parent)
-        with open(descriptor, "w") as file:
-            file.write(text)
-        os.chmod(unfinished, 0o700)
-        os.replace(unfinished, script)
+        settings.write_at_once(script, text, mode=0o700)
     return str(script)

@@ -150,11 +150,10 @@ def finish(folder: Path, file_name: str, others: Mapping[str, Path], seconds: fl
     the build took.
     """
     file = folder / file_name
-    unfinished = folder / f"{STAMP}.new"
     with errors_named():
         digests = {place: file_digest(other) for place, other in others.items()}
-        unfinished.write_text(json.dumps({"sha256": file_digest(file), "others": digests, "seconds": seconds}))
-        unfinished.replace(folder / STAMP)
+        stamp = {"sha256": file_digest(file), "others": digests, "seconds": seconds}
+        settings.write_at_once(folder / STAMP, json.dumps(stamp))
     return file
 
 
@@ -323,6 +322,7 @@ def entries() -> list[Entry]:
             made = (stamp if stamp.exists() else record).stat().st_mtime
             found.append(Entry(folder.parent.name, folder.name, folder, stamp.exists(), size, made))
     return sorted(found, key=lambda entry: entry.made, reverse=True)
+
 
 def names() -> list[str]:
     """The extensions that have builds in the cache."""
