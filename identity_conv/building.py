@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from types import ModuleType
+from typing import Any, Literal
 
 from . import cache, installation, progress, settings, toolchain
 from .inputs import Inputs
@@ -249,7 +250,9 @@ class Target:
                 f"set {settings.CUDA_ARCH_LIST.name}, or add a C++ source with kernels for the CPU"
             )
         cxx = toolchain.compiler(for_cuda=bool(archs))
-        ninja = toolchain.ninja_dir()
+        ninja, jobs = toolchain.ninja_dir(), toolchain.jobs()
+        if archs:
+            check_architectures(archs, [*CUDA_CFLAGS, *self.cuda_cflags])
         if settings.CUDA_ARCH_LIST.value() and any(map(_is_cuda, self.sources)) and not archs:
             progress.say(f"{settings.CUDA_ARCH_LIST.name} is set and ignored: {toolchain.why_no_cuda()}")
         cache.start(folder, parts)
@@ -264,13 +267,6 @@ class Target:
             with cache.errors_named():
                 log.write_text(output)
             raise CompileError(_describe_failure(self.file_name, output, log), log) from None
-        except ValueError as error:
-            if not archs:
-                raise
-            raise ToolchainError(
-                f"torch can't compile for the CUDA architectures {archs!r} ({error}): "
-                f"set {settings.CUDA_ARCH_LIST.name} to others"
-            ) from error
         except BaseException:
             # An interrupt ends ninja; the compilers, in process groups of their own, are left to us.
             cache.end_processes_in(folder)
@@ -285,10 +281,7 @@ class Target:
         ninja: Path,
         archs: str | None,
     ) -> Path:
-        # Its note that a CUDA torch sees no GPU says nothing of this build.
-        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-        from torch.utils import cpp_extension
-
+        cpp_extension = _cpp_extension()
         environment = {
             "CXX": cxx.path,
             "CC": settings.CC.value() or cxx.path,  # what nvcc is given as its host compiler
@@ -349,6 +342,33 @@ def _is_cuda(source: Path) -> bool:
 
 @contextmanager
 def _cuda_home(cpp_extension) -> Iterator[None]:
+def check_architectures(archs: str, cuda_flags: Iterable[str] = ()) -> None:
+    """Refuses CUDA architectures that torch's build doesn't know.
+
+    Args:
+        cuda_flags: nvcc's flags; where they name architectures, `archs` isn't used.
+
+    Raises:
+        ToolchainError: there is one.
+    """
+    try:
+        with _environment({"TORCH_CUDA_ARCH_LIST": archs}):
+            _cpp_extension()._get_cuda_arch_flags(list(cuda_flags))
+    except ValueError as error:
+        raise ToolchainError(
+            f"torch can't compile for the CUDA architectures {archs!r} ({error}): "
+            f"set {settings.CUDA_ARCH_LIST.name} to others"
+        ) from error
+
+
+def _cpp_extension() -> ModuleType:
+    """torch's build. Its note that a CUDA torch sees no GPU says nothing of ours."""
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    from torch.utils import cpp_extension
+
+    return cpp_extension
+
+
     """torch takes the folder above nvcc on PATH, whatever is in it; here it takes the one that was found."""
     before = cpp_extension.CUDA_HOME
     cpp_extension.CUDA_HOME = str(toolchain.find_cuda_home() or before)

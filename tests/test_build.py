@@ -465,7 +465,10 @@ class TestRefusal:
 
     @pytest.mark.parametrize(
         ("cxx", "said"),
-        [("nothing", "CXX='nothing' is not a program"), ("", "no c\\+\\+ or g\\+\\+ on PATH.*apt-get install g\\+\\+")],
+        [
+            ("nothing", "CXX must name a C\\+\\+ compiler, and 'nothing' is not a program"),
+            ("", "no c\\+\\+ or g\\+\\+ on PATH.*apt-get install g\\+\\+"),
+        ],
     )
     def test_no_compiler(self, source: Path, cxx: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "")

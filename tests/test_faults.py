@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from support_build import MARK_AS_COMMAND, TINY, environment, run_python, write_program
 
 from identity_conv import BuildError, Extension, ToolchainError, toolchain
@@ -342,7 +343,6 @@ class TestCacheCommand:
         assert self.identity_conv("cache", "clean").returncode == 1  # asks, and nobody answers
         assert kept.is_file()
 
-    def test_cleans_a_folder_that_is_a_link(self, source: Path, tmp_path: Path) -> None:
     def test_cleans_nothing_that_is_not_there(self, source: Path, cache: Path) -> None:
         done = self.identity_conv("cache", "clean", "tiny", "--yes", "--json")
         assert (done.returncode, done.stdout) == (1, "")
@@ -355,6 +355,7 @@ class TestCacheCommand:
         assert done.stderr == "identity-conv: cache clean: NAME must be other or tiny, got 'tony'\n"
         assert all(file.is_file() for file in kept)
 
+    def test_cleans_a_folder_that_is_a_link(self, source: Path, tmp_path: Path) -> None:
         folder = Extension("tiny", [source]).build().parent
         folder.rename(tmp_path / "moved")
         folder.symlink_to(tmp_path / "moved")
@@ -405,19 +406,6 @@ class TestCacheCommand:
             assert sentence in done.stderr
             assert "Traceback" not in done.stderr
 
-
-class TestDoctor:
-    def report(self, *arguments: str, **changes: str | None) -> tuple[int, dict[str, dict[str, str]]]:
-        done = run_python("-m", "identity_conv", "doctor", "--json", *arguments, **changes)
-        assert done.stdout, done.stderr
-        return done.returncode, {each["fact"]: each for each in json.loads(done.stdout)["findings"]}
-
-    def test_looks_quickly(self) -> None:
-        status, facts = self.report("--quick")
-        assert status == 0
-        assert {"Python", "torch", "C++ compiler", "ninja", "cache"} <= set(facts)
-        assert all(each["verdict"] != "fatal" for each in facts.values())
-
     @pytest.mark.parametrize(
         "then",
         [
@@ -457,11 +445,58 @@ class TestDoctor:
             "built only to look)\n"
         )
 
+
+class TestDoctor:
+    def report(self, *arguments: str, **changes: str | None) -> tuple[int, dict[str, dict[str, str]]]:
+        done = run_python("-m", "identity_conv", "doctor", "--json", *arguments, **changes)
+        assert done.stdout, done.stderr
+        return done.returncode, {each["fact"]: each for each in json.loads(done.stdout)["findings"]}
+
+    def test_looks_quickly(self) -> None:
+        status, facts = self.report("--quick")
+        assert status == 0
+        assert {"Python", "torch", "C++ compiler", "ninja", "cache"} <= set(facts)
+        assert all(each["verdict"] != "fatal" for each in facts.values())
+
     def test_without_a_compiler(self) -> None:
         status, facts = self.report("--quick", PATH="", CXX=None)
         assert status == 1
         assert facts["C++ compiler"]["verdict"] == "fatal"
         assert "no C++ compiler found" in facts["C++ compiler"]["value"]
+
+    @pytest.mark.parametrize(
+        ("name", "value", "sentence"),
+        [
+            ("MAX_JOBS", "many", "MAX_JOBS must be a number from 1 on, got 'many'"),
+            ("MAX_JOBS", "0", "MAX_JOBS must be a number from 1 on, got '0'"),
+            ("CXX", "nothing", "CXX must name a C++ compiler, and 'nothing' is not a program"),
+            ("IDENTITY_CONV_PREFIX", "/nothing", "IDENTITY_CONV_PREFIX=/nothing holds no installation"),
+            ("TMPDIR", "/nothing", "packages can't be opened there"),
+        ],
+    )
+    def test_a_variable_that_cannot_be_used(self, name: str, value: str, sentence: str) -> None:
+        status, facts = self.report("--quick", **{name: value})
+        assert status == 1
+        assert (facts[name]["value"], facts[name]["verdict"]) == (value, "fatal")
+        assert facts[name]["remedy"].startswith(sentence)
+        if name == "CXX":  # the same, in the same words
+            assert facts["C++ compiler"]["value"] == facts[name]["remedy"]
+
+    @pytest.mark.parametrize(("name", "value"), [("CUDA_HOME", "/nothing"), ("CC", "nothing")])
+    def test_a_variable_that_only_cuda_needs(self, name: str, value: str) -> None:
+        _, facts = self.report("--quick", **{name: value})
+        assert facts[name]["verdict"] == "warning"
+
+    @pytest.mark.parametrize(("value", "verdict"), [("9.0;banana", "fatal"), ("8.0 9.0+PTX", "ok"), ("native", "ok")])
+    def test_architectures_that_torch_does_not_know(self, value: str, verdict: str) -> None:
+        status, facts = self.report("--quick", TORCH_CUDA_ARCH_LIST=value)
+        found = facts["TORCH_CUDA_ARCH_LIST"]
+        if not torch.version.cuda:
+            assert found["verdict"] == "warning"
+            assert "is ignored: torch" in found["remedy"]
+            return
+        assert found["verdict"] == verdict
+        assert verdict == "ok" or (status == 1 and "torch can't compile for" in found["remedy"])
 
     def test_without_torch(self, tmp_path: Path) -> None:
         # As where torch isn't installed: no module, no distribution.
