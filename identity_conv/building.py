@@ -55,7 +55,6 @@ class CompileError(BuildError):
         self.log = log
 
 
-@dataclass
 class NotBuilt(BuildError):
     """It isn't built yet, within :func:`nothing_is_built`."""
 
@@ -74,6 +73,7 @@ def nothing_is_built() -> Iterator[None]:
         _builds_nothing = before
 
 
+@dataclass
 class Target:
     """One file to build: a library of operators, a program, a Python module, or an archive that these link.
 
@@ -167,9 +167,9 @@ class Target:
         parts = self.parts()
         if found := self.find(parts):
             return found
-        archives = [self.archive.build(use_prefix=False)] if self.archive else []
         if _builds_nothing:
             raise NotBuilt(f"{self.file_name} isn't built, and nothing is built only to look")
+        archives = [self.archive.build(use_prefix=False)] if self.archive else []
         # What was compiled is what the key says, or a file was edited meanwhile. One that was edited twice may look
         # as it did: the time of its last change, which nobody can set, doesn't.
         before: dict[Path, int] = {}
@@ -259,8 +259,9 @@ class Target:
         units = _join(sources, folder) if self.kind == "archive" else sources
         log = folder / cache.LOG
         try:
-            with progress.building(self.file_name, sources, units, folder, str(cxx), archs):
-                return self._compile(folder, units, archives, cxx, ninja, archs)
+            last_seconds = cache.last_seconds(self.name)
+            with progress.building(self.file_name, sources, len(units), folder, str(cxx), archs, last_seconds):
+                return self._compile(folder, units, archives, cxx, ninja, jobs, archs)
         except (RuntimeError, UnicodeDecodeError) as error:
             # torch reads what compilers print as UTF-8, and a source may not be.
             output = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
@@ -279,6 +280,7 @@ class Target:
         archives: list[Path],
         cxx: toolchain.Compiler,
         ninja: Path,
+        jobs: int,
         archs: str | None,
     ) -> Path:
         cpp_extension = _cpp_extension()
@@ -289,7 +291,7 @@ class Target:
             "LC_ALL": "C",  # the first error is found by the word for it
             "PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}",
             "TORCH_CUDA_ARCH_LIST": archs,
-            "MAX_JOBS": str(toolchain.jobs()),
+            "MAX_JOBS": str(jobs),
         }
         # As a "standalone" torch builds and doesn't load, whatever the kind; what it then leaves out
         # of a library is given here. It remembers names and won't build one twice: each is new.
@@ -340,8 +342,6 @@ def _is_cuda(source: Path) -> bool:
     return source.suffix == ".cu" or source.name.endswith("_cuda.cpp")
 
 
-@contextmanager
-def _cuda_home(cpp_extension) -> Iterator[None]:
 def check_architectures(archs: str, cuda_flags: Iterable[str] = ()) -> None:
     """Refuses CUDA architectures that torch's build doesn't know.
 
@@ -369,6 +369,8 @@ def _cpp_extension() -> ModuleType:
     return cpp_extension
 
 
+@contextmanager
+def _cuda_home(cpp_extension: Any) -> Iterator[None]:
     """torch takes the folder above nvcc on PATH, whatever is in it; here it takes the one that was found."""
     before = cpp_extension.CUDA_HOME
     cpp_extension.CUDA_HOME = str(toolchain.find_cuda_home() or before)

@@ -340,13 +340,12 @@ def last_seconds(name: str) -> float | None:
     return seconds if isinstance(seconds, float) else None
 
 
-
 def differences(name: str, parts: dict[str, str], located: Callable[[str], Path]) -> list[str]:
     """What changed since the latest finished build of `name`, a line each; empty where nothing did.
 
     A cache without a build of that name gives one line that says so.
     """
-    latest = next((entry for entry in entries() if entry.name == name and entry.finished), None)
+    latest = _latest(name)
     if latest is None:
         return [f"there is no finished build of {name}"]
     built = _read_json(latest.folder / KEY) or {}
