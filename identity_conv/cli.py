@@ -336,8 +336,9 @@ def bench(suites: tuple[str, ...], as_json: bool, plots_folder: Path | None) -> 
 
     \b
     A ratio is ours / baseline, from pairs taken by turns: below 1 is faster. "noise" means that the
-    95 % interval of the ratio encloses 1. --plot needs matplotlib, and draws the bandwidth over the size of
-    a tensor beside that of a bare copy, and the times of everything else.
+    95 % interval of the ratio encloses 1. --plot needs matplotlib, and writes pictures of the bandwidth over
+    the size of a tensor beside that of a bare copy (bandwidth_cpu.svg, bandwidth_cuda.svg) and of the times
+    of everything else (times.svg), of what was measured; each file is named on stderr.
 
     \b
     Example:
@@ -371,7 +372,7 @@ def bench(suites: tuple[str, ...], as_json: bool, plots_folder: Path | None) -> 
     record = benchmarks.record(found)
     if plots_folder:
         for picture in plots.save(record, plots_folder):
-            progress.step(f"drew {picture}")
+            progress.say(f"wrote {picture}")
     if as_json:
         _print_json(record)
     else:
