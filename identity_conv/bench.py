@@ -513,7 +513,7 @@ def _scaling() -> Iterator[Comparison]:
 
     gpus = torch.cuda.device_count()
     threads = {} if gpus else {"OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(gpus or 2)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus or 2)]
     done = subprocess.run(
         [*torchrun, "-m", "identity_conv.scaling", "cuda" if gpus else "cpu"],
         env=os.environ | threads | {"PYTHONPATH": _path()},

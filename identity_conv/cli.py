@@ -192,7 +192,7 @@ def run(package: Path, inputs: Path, outputs: Path, device: str | None, as_json:
     \b
     Example:
       identity-conv run model.pt2 inputs outputs
-      torchrun --nproc-per-node 2 --no-python identity-conv run model.pt2 inputs outputs
+      torchrun --standalone --nproc-per-node 2 --no-python identity-conv run model.pt2 inputs outputs
     """
     from . import batch, progress
 

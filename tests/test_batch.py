@@ -72,7 +72,7 @@ def test_outputs_of_another_package_are_refused(packages: dict[str, Path], input
 def test_ranks_share_the_work(packages: dict[str, Path], inputs: Path, tmp_path: Path) -> None:
     command = Path(sys.executable).with_name("identity-conv")
     run = [command, "run"] if command.exists() else [sys.executable, *CONSOLE_SCRIPT, "run"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     done = subprocess.run(
         [*torchrun, *run, packages["cpu"], inputs, tmp_path / "outputs"],
         env=environment({"OMP_NUM_THREADS": "1"}),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from support_build import CONSOLE_SCRIPT, ROOT, run_python
-
 import torch
 from click.testing import CliRunner
+from support_build import CONSOLE_SCRIPT, ROOT, run_python
+
 from identity_conv import bench, cli
 
 
@@ -45,15 +47,13 @@ def test_a_record_is_drawn(tmp_path: Path) -> None:
         for baseline in ("torch.ops.aten.clone", "a copy into given memory")
     ]
     rows.append(bench.Comparison("a call & its <name>", "another", 1.0, 2.0, 0.5, 0.4, 0.6))
+    plots.check(tmp_path / "plots")
     written = plots.save(bench.record(rows), tmp_path / "plots")
     assert [file.name for file in written] == ["bandwidth_cpu.svg", "times.svg"]
-    plots.check(tmp_path / "plots")
     for file in written:
         assert xml.etree.ElementTree.parse(file).getroot().tag.endswith("svg")
 
 
-def test_without_matplotlib_nothing_is_measured(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
 def test_the_picture_of_times_says_which_bars_are_ours() -> None:
     pytest.importorskip("matplotlib")
     from identity_conv import plots
@@ -105,6 +105,8 @@ def test_nccl_is_told_the_gpu_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None
     assert asked == [gpu, (("nccl",), {"device_id": gpu})]
 
 
+def test_without_matplotlib_nothing_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u; find = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name == 'matplotlib' else find(name, *rest)\n"
     )

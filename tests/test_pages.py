@@ -122,6 +122,15 @@ def test_the_commands_of_the_page_are_those_there_are() -> None:
 
     rows = re.findall(r"^\| (`[^|]+`) \| [^|]+ \| (yes )?\|$", (DOCS / "command.md").read_text(), re.MULTILINE)
     told = {name: bool(json) for names, json in rows for name in re.findall(r"`(?:cache )?(\w+)`", names)}
+def test_torchruns_of_one_host_take_a_port_of_their_own() -> None:
+    from identity_conv import cli
+
+    scripts = [block.text for page in PAGES for block in blocks(page) if block.language == "sh"]
+    lines = [line for text in [*scripts, cli.run.help or ""] for line in text.splitlines() if "torchrun" in line]
+    assert len(lines) >= 3
+    assert [line for line in lines if "--standalone" not in line] == []
+
+
     commands = {**cli.command.commands, **cli.cache.commands}
     del commands["cache"]
     assert told == {name: any(option.name == "as_json" for option in each.params) for name, each in commands.items()}
