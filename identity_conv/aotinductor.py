@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import shlex
 import shutil
 import subprocess
@@ -29,19 +28,20 @@ def configs(given: Mapping[str, Any] | None) -> dict[str, Any]:
     # Not where a package is only loaded: importing it takes a second.
     from torch._inductor import config
 
-    compiler = toolchain.compiler()
-    found: dict[str, Any] = {
-        "cpp.cxx": (None, _script(compiler)),
-        # Weights of a few elements stay weights, which can be replaced, where they would become literals.
-        "always_keep_tensor_constants": True,
-    }
-    # torch knows what vectors the processor has, and would compile ATen's to learn that the compiler has them too.
-    if config.cpp.vec_isa_ok is None and _compiles_vectors(compiler.path):
-        found["cpp.vec_isa_ok"] = True
+    given = dict(given or {})
+    # Weights of a few elements stay weights, which can be replaced, where they would become literals.
+    found: dict[str, Any] = {"always_keep_tensor_constants": True}
+    if "cpp.cxx" not in given:
+        compiler = toolchain.compiler()
+        found["cpp.cxx"] = (None, _script(compiler))
+        # torch knows what vectors the processor has, and would compile ATen's to learn that the compiler has them too.
+        # What another compiler has, it learns.
+        if config.cpp.vec_isa_ok is None and _compiles_vectors(compiler.path):
+            found["cpp.vec_isa_ok"] = True
     # It names the precompiled header with this program.
     if shutil.which("openssl") is None:
         found["aot_inductor.precompile_headers"] = False
-    return {**found, **(given or {})}
+    return found | given
 
 
 @functools.cache
