@@ -353,6 +353,7 @@ def check_architectures(archs: str, cuda_flags: Iterable[str] = ()) -> None:
     """
     try:
         with _environment({"TORCH_CUDA_ARCH_LIST": archs}):
+            # Private in torch; seen in torch 2.11, 2.13 and 2.14.
             _cpp_extension()._get_cuda_arch_flags(list(cuda_flags))
     except ValueError as error:
         raise ToolchainError(
