@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from . import installation, targets
+from .building import nothing_is_built
 from .extension import Extension
 
 
@@ -34,8 +37,20 @@ def build(prefix: Path | None, extensions: Iterable[str] = ()) -> list[Path]:
     return installation.install(prefix.absolute(), built) if prefix else [file.path for file in built]
 
 
-def find_extension(name: str) -> Extension:
+def look_at_extension(name: str) -> Extension:
+    """As :func:`find_extension`, and builds nothing that the module would build as it is imported.
+
+    A module that can't go on without is imported as far as it comes.
+    """
+    with nothing_is_built():
+        return find_extension(name, as_far_as_it_comes=True)
+
+
+def find_extension(name: str, *, as_far_as_it_comes: bool = False) -> Extension:
     """The extension at ``module:name``, with the working folder first on the module path.
+
+    Args:
+        as_far_as_it_comes: also of a module that can't be imported to its end.
 
     Raises:
         ValueError: there is no such module, it can't be imported, or has no Extension of that name.
@@ -46,10 +61,17 @@ def find_extension(name: str) -> Extension:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        module = importlib.import_module(module_name)
+        found = getattr(importlib.import_module(module_name), attribute, None)
     except Exception as error:  # whatever an author's module runs into
-        raise ValueError(f"{name}: {module_name} can't be imported ({type(error).__name__}: {error})") from error
-    found = getattr(module, attribute, None)
+        found = _names_until(error, module_name).get(attribute) if as_far_as_it_comes else None
+        if found is None:
+            raise ValueError(f"{name}: {module_name} can't be imported ({type(error).__name__}: {error})") from error
     if not isinstance(found, Extension):
         raise ValueError(f"{name}: {module_name} has no Extension named {attribute}, got {type(found).__name__}")
     return found
+
+
+def _names_until(error: Exception, module: str) -> dict[str, Any]:
+    """What the module has defined until its import ended with `error`."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((frame.f_globals for frame in frames if frame.f_globals.get("__name__") == module), {})

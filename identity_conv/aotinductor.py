@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,19 +28,20 @@ def configs(given: Mapping[str, Any] | None) -> dict[str, Any]:
     # Not where a package is only loaded: importing it takes a second.
     from torch._inductor import config
 
-    compiler = toolchain.compiler()
-    found: dict[str, Any] = {
-        "cpp.cxx": (None, _script(compiler)),
-        # Weights of a few elements stay weights, which can be replaced, where they would become literals.
-        "always_keep_tensor_constants": True,
-    }
-    # torch knows what vectors the processor has, and would compile ATen's to learn that the compiler has them too.
-    if config.cpp.vec_isa_ok is None and _compiles_vectors(compiler.path):
-        found["cpp.vec_isa_ok"] = True
+    given = dict(given or {})
+    # Weights of a few elements stay weights, which can be replaced, where they would become literals.
+    found: dict[str, Any] = {"always_keep_tensor_constants": True}
+    if "cpp.cxx" not in given:
+        compiler = toolchain.compiler()
+        found["cpp.cxx"] = (None, _script(compiler))
+        # torch knows what vectors the processor has, and would compile ATen's to learn that the compiler has them too.
+        # What another compiler has, it learns.
+        if config.cpp.vec_isa_ok is None and _compiles_vectors(compiler.path):
+            found["cpp.vec_isa_ok"] = True
     # It names the precompiled header with this program.
     if shutil.which("openssl") is None:
         found["aot_inductor.precompile_headers"] = False
-    return {**found, **(given or {})}
+    return found | given
 
 
 @functools.cache
@@ -86,9 +85,5 @@ def _in_front_of(compiler: toolchain.Compiler, link: list[str], compiling: str) 
     script = settings.cache_dir() / "linking" / hashlib.sha256(text.encode()).hexdigest()[:16] / compiler.kind
     if not script.exists():
         settings.make_private(script.parent)
-        descriptor, unfinished = tempfile.mkstemp(dir=script.parent)
-        with open(descriptor, "w") as file:
-            file.write(text)
-        os.chmod(unfinished, 0o700)
-        os.replace(unfinished, script)
+        settings.write_at_once(script, text, mode=0o700)
     return str(script)

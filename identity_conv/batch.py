@@ -31,21 +31,40 @@ class Outcome:
     """What one process did.
 
     Attributes:
-        done: the files that it ran.
-        by_others: those that other ranks or an earlier run did.
+        done: how many files it ran.
+        by_others: how many other ranks or an earlier run did.
+        failed: of each file that failed here, the reason.
         seconds: from the loaded package to the last output.
         device: where it ran.
     """
 
     done: int
     by_others: int
+    failed: dict[str, str]
     seconds: float
     device: str
+
+    @property
+    def total(self) -> int:
+        """How many files there are."""
+        return self.done + self.by_others + len(self.failed)
 
     def __str__(self) -> str:
         rate = f", {self.done / self.seconds:.1f} a second" if self.done else ""
         others = f"; {self.by_others} done before or by others" if self.by_others else ""
         return f"{self.done} done on {self.device} in {self.seconds:.1f} s{rate}{others}"
+
+
+class FailedInputsError(ValueError):
+    """Inputs failed, after all others were done.
+
+    Attributes:
+        outcome: what was done, and why each of them failed.
+    """
+
+    def __init__(self, outcome: Outcome):
+        super().__init__(f"run: {len(outcome.failed)} of {outcome.total} inputs failed, each for its reason above")
+        self.outcome = outcome
 
 
 def run(
@@ -72,8 +91,9 @@ def run(
 
     Raises:
         FileNotFoundError: `inputs` isn't there, or holds no ``.pt`` file.
-        ValueError: `outputs` is the folder of the inputs, or has outputs of another package; or, after all others are
-            done, inputs that can't be read or that the package refuses: each has been named on stderr by then.
+        ValueError: `outputs` is the folder of the inputs, or has outputs of another package.
+        FailedInputsError: there are inputs that can't be read or that the package refuses. All others are done by
+            then, and each of these has been named on stderr.
         PackageError: the package can't be loaded here.
 
     Example::
@@ -83,15 +103,16 @@ def run(
     """
     given, target = Path(inputs), Path(outputs)
     files = sorted(given.glob("*.pt")) if given.is_dir() else [given]
-    if not files or not files[0].is_file():
-        raise FileNotFoundError(f"run: inputs must be a .pt file or a folder of them, got {str(given)!r}")
+    if not given.exists() or not files:
+        why = f"the folder {str(given)!r} has none" if given.exists() else f"there is no {str(given)!r}"
+        raise FileNotFoundError(f"run: inputs must be a .pt file or a folder of them, and {why}")
     if target.resolve() == files[0].parent.resolve():
         raise ValueError(f"run: outputs must be another folder than that of the inputs, got {str(target)!r}")
     loaded = load_package(package, device=device or _gpu_of_this_rank(package))
     target.mkdir(parents=True, exist_ok=True)
     _be_of(target, package)
     start = time.monotonic()
-    own, refused = 0, 0
+    own, failed = 0, {}
     # Ranks of a torchrun share a terminal, where their bars would write over each other.
     alone = "RANK" not in os.environ
     bar = progress.counting("inputs", lambda: sum(not _is_done(file, target) for file in files), shown=alone)
@@ -102,11 +123,13 @@ def run(
                 own += 1
             except ValueError as error:
                 progress.say(f"{file}: {error}")
-                refused += 1
+                failed[str(file)] = str(error)
             one_more()
-    if refused:
-        raise ValueError(f"run: {refused} of {len(files)} inputs failed, each for its reason above")
-    return Outcome(own, len(files) - own, time.monotonic() - start, str(loaded.device))
+    by_others = len(files) - own - len(failed)
+    outcome = Outcome(own, by_others, failed, time.monotonic() - start, str(loaded.device))
+    if failed:
+        raise FailedInputsError(outcome)
+    return outcome
 
 
 def _gpu_of_this_rank(package: str | os.PathLike[str]) -> str | None:

@@ -125,6 +125,15 @@ def table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _took(work: Callable[[], object]) -> float:
+    """Seconds of `work`, without those that its result takes to go."""
+    begin = time.perf_counter()
+    kept = work()
+    seconds = time.perf_counter() - begin
+    del kept
+    return seconds
+
+
 def _timer(call: Callable[[], Any], device: str, bytes_moved: int) -> Callable[[], float]:
     """Times one call; many of a short one, whose own cost would drown in the clock's."""
     import torch
@@ -145,15 +154,13 @@ def _timer(call: Callable[[], Any], device: str, bytes_moved: int) -> Callable[[
 
     repeat = max(1, 200_000 // (bytes_moved // 10 + 200))
 
-    def time_on_host() -> float:
-        begin = time.perf_counter()
+    def calls() -> None:
         for _ in range(repeat):
             call()
         if device == "cuda":
             torch.cuda.synchronize()
-        return (time.perf_counter() - begin) / repeat
 
-    return time_on_host
+    return lambda: _took(calls) / repeat
 
 
 def _against_clone(name: str, x: Any) -> Comparison:
@@ -306,9 +313,8 @@ def _startup() -> Iterator[Comparison]:
     with tempfile.TemporaryDirectory() as folder:
 
         def seconds(code: str, **environment: str) -> float:
-            begin = time.perf_counter()
-            subprocess.run([sys.executable, "-c", code], env=os.environ | environment, check=True, capture_output=True)
-            return time.perf_counter() - begin
+            command, values = [sys.executable, "-c", code], os.environ | environment
+            return _took(lambda: subprocess.run(command, env=values, check=True, capture_output=True))
 
         def cold(*flags: str) -> Callable[[], float]:
             def build() -> float:
@@ -361,9 +367,7 @@ def _first_result(folder: Path) -> Comparison:
     )
 
     def seconds(*command: str | Path) -> float:
-        begin = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
-        return time.perf_counter() - begin
+        return _took(lambda: subprocess.run(command, check=True, capture_output=True))
 
     return compare(
         "first result of identity-conv-run",
@@ -388,14 +392,7 @@ def _package() -> Iterator[Comparison]:
         demo = identity_conv.compile_package(program, folder / "model.pt2")
 
         def load(loader: Callable[[str], Any]) -> Callable[[], float]:
-            def seconds() -> float:
-                begin = time.perf_counter()
-                loaded = loader(str(demo))
-                elapsed = time.perf_counter() - begin
-                del loaded
-                return elapsed
-
-            return seconds
+            return lambda: _took(lambda: loader(str(demo)))
 
         yield compare(
             "load of the demo model",
@@ -429,15 +426,13 @@ def _package_calls(device: str, folder: Path) -> Iterator[Comparison]:
         return str(identity_conv.compile_package(program, folder / f"{device}{count}.pt2"))
 
     def timed(call: Callable[[Any], Any], count: int = 200) -> Callable[[], float]:
-        def seconds() -> float:
-            begin = time.perf_counter()
+        def calls() -> None:
             for _ in range(count):
                 call(x)
             if device == "cuda":
                 torch.cuda.synchronize()
-            return (time.perf_counter() - begin) / count
 
-        return seconds
+        return lambda: _took(calls) / count
 
     path = compiled(1)
     ours, stock = identity_conv.load_package(path), torch._inductor.aoti_load_package(path)
@@ -524,11 +519,12 @@ def _calls_in_threads(package: Any, x: Any, count: int) -> Callable[[], float]:
     """Times `count` threads that call `package` from C++: seconds of all of them for each call."""
     calls = 1000
 
+    def in_each(_: int) -> float:
+        return package._package.time_calls(None, calls, x)
+
     def seconds() -> float:
         with ThreadPoolExecutor(count) as threads:
-            begin = time.perf_counter()
-            list(threads.map(lambda _: package._package.time_calls(None, calls, x), range(count)))
-            return (time.perf_counter() - begin) / (count * calls)
+            return _took(lambda: list(threads.map(in_each, range(count)))) / (count * calls)
 
     return seconds
 
@@ -548,12 +544,7 @@ def _growth() -> Iterator[Comparison]:
     x = torch.randn(2, 3, 8, 8)
 
     def timed(work: Callable[[], object], times: int = 1) -> Callable[[], float]:
-        def seconds() -> float:
-            begin = time.perf_counter()
-            work()
-            return times * (time.perf_counter() - begin)
-
-        return seconds
+        return lambda: times * _took(work)
 
     def layers(count: int) -> torch.nn.Module:
         return torch.nn.Sequential(*(identity_conv.IdentityModel() for _ in range(count // 4)))
@@ -610,7 +601,7 @@ def _scaling() -> Iterator[Comparison]:
 
     gpus = torch.cuda.device_count()
     threads = {} if gpus else {"OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(gpus or 2)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus or 2)]
     done = subprocess.run(
         [*torchrun, "-m", "identity_conv.scaling", "cuda" if gpus else "cpu"],
         env=os.environ | threads | {"PYTHONPATH": _path()},

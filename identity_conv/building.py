@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from types import ModuleType
+from typing import Any, Literal
 
 from . import cache, installation, progress, settings, toolchain
 from .inputs import Inputs
@@ -52,6 +53,24 @@ class CompileError(BuildError):
     def __init__(self, message: str, log: Path):
         super().__init__(message)
         self.log = log
+
+
+class NotBuilt(BuildError):
+    """It isn't built yet, within :func:`nothing_is_built`."""
+
+
+_builds_nothing = False
+
+
+@contextmanager
+def nothing_is_built() -> Iterator[None]:
+    """Within it a build that isn't finished is :class:`NotBuilt`: for looking at an author's module."""
+    global _builds_nothing
+    before, _builds_nothing = _builds_nothing, True
+    try:
+        yield
+    finally:
+        _builds_nothing = before
 
 
 @dataclass
@@ -148,6 +167,8 @@ class Target:
         parts = self.parts()
         if found := self.find(parts):
             return found
+        if _builds_nothing:
+            raise NotBuilt(f"{self.file_name} isn't built, and nothing is built only to look")
         archives = [self.archive.build(use_prefix=False)] if self.archive else []
         # What was compiled is what the key says, or a file was edited meanwhile. One that was edited twice may look
         # as it did: the time of its last change, which nobody can set, doesn't.
@@ -229,28 +250,24 @@ class Target:
                 f"set {settings.CUDA_ARCH_LIST.name}, or add a C++ source with kernels for the CPU"
             )
         cxx = toolchain.compiler(for_cuda=bool(archs))
-        ninja = toolchain.ninja_dir()
+        ninja, jobs = toolchain.ninja_dir(), toolchain.jobs()
+        if archs:
+            check_architectures(archs, [*CUDA_CFLAGS, *self.cuda_cflags])
         if settings.CUDA_ARCH_LIST.value() and any(map(_is_cuda, self.sources)) and not archs:
             progress.say(f"{settings.CUDA_ARCH_LIST.name} is set and ignored: {toolchain.why_no_cuda()}")
         cache.start(folder, parts)
         units = _join(sources, folder) if self.kind == "archive" else sources
         log = folder / cache.LOG
         try:
-            with progress.building(self.file_name, sources, units, folder, str(cxx), archs):
-                return self._compile(folder, units, archives, cxx, ninja, archs)
+            last_seconds = cache.last_seconds(self.name)
+            with progress.building(self.file_name, sources, len(units), folder, str(cxx), archs, last_seconds):
+                return self._compile(folder, units, archives, cxx, ninja, jobs, archs)
         except (RuntimeError, UnicodeDecodeError) as error:
             # torch reads what compilers print as UTF-8, and a source may not be.
             output = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
             with cache.errors_named():
                 log.write_text(output)
             raise CompileError(_describe_failure(self.file_name, output, log), log) from None
-        except ValueError as error:
-            if not archs:
-                raise
-            raise ToolchainError(
-                f"torch can't compile for the CUDA architectures {archs!r} ({error}): "
-                f"set {settings.CUDA_ARCH_LIST.name} to others"
-            ) from error
         except BaseException:
             # An interrupt ends ninja; the compilers, in process groups of their own, are left to us.
             cache.end_processes_in(folder)
@@ -263,12 +280,10 @@ class Target:
         archives: list[Path],
         cxx: toolchain.Compiler,
         ninja: Path,
+        jobs: int,
         archs: str | None,
     ) -> Path:
-        # Its note that a CUDA torch sees no GPU says nothing of this build.
-        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-        from torch.utils import cpp_extension
-
+        cpp_extension = _cpp_extension()
         environment = {
             "CXX": cxx.path,
             "CC": settings.CC.value() or cxx.path,  # what nvcc is given as its host compiler
@@ -276,7 +291,7 @@ class Target:
             "LC_ALL": "C",  # the first error is found by the word for it
             "PATH": f"{ninja}{os.pathsep}{os.environ.get('PATH', '')}",
             "TORCH_CUDA_ARCH_LIST": archs,
-            "MAX_JOBS": str(toolchain.jobs()),
+            "MAX_JOBS": str(jobs),
         }
         # As a "standalone" torch builds and doesn't load, whatever the kind; what it then leaves out
         # of a library is given here. It remembers names and won't build one twice: each is new.
@@ -327,8 +342,36 @@ def _is_cuda(source: Path) -> bool:
     return source.suffix == ".cu" or source.name.endswith("_cuda.cpp")
 
 
+def check_architectures(archs: str, cuda_flags: Iterable[str] = ()) -> None:
+    """Refuses CUDA architectures that torch's build doesn't know.
+
+    Args:
+        cuda_flags: nvcc's flags; where they name architectures, `archs` isn't used.
+
+    Raises:
+        ToolchainError: there is one.
+    """
+    try:
+        with _environment({"TORCH_CUDA_ARCH_LIST": archs}):
+            # Private in torch; seen in torch 2.11, 2.13 and 2.14.
+            _cpp_extension()._get_cuda_arch_flags(list(cuda_flags))
+    except ValueError as error:
+        raise ToolchainError(
+            f"torch can't compile for the CUDA architectures {archs!r} ({error}): "
+            f"set {settings.CUDA_ARCH_LIST.name} to others"
+        ) from error
+
+
+def _cpp_extension() -> ModuleType:
+    """torch's build. Its note that a CUDA torch sees no GPU says nothing of ours."""
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    from torch.utils import cpp_extension
+
+    return cpp_extension
+
+
 @contextmanager
-def _cuda_home(cpp_extension) -> Iterator[None]:
+def _cuda_home(cpp_extension: Any) -> Iterator[None]:
     """torch takes the folder above nvcc on PATH, whatever is in it; here it takes the one that was found."""
     before = cpp_extension.CUDA_HOME
     cpp_extension.CUDA_HOME = str(toolchain.find_cuda_home() or before)

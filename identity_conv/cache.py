@@ -150,11 +150,10 @@ def finish(folder: Path, file_name: str, others: Mapping[str, Path], seconds: fl
     the build took.
     """
     file = folder / file_name
-    unfinished = folder / f"{STAMP}.new"
     with errors_named():
         digests = {place: file_digest(other) for place, other in others.items()}
-        unfinished.write_text(json.dumps({"sha256": file_digest(file), "others": digests, "seconds": seconds}))
-        unfinished.replace(folder / STAMP)
+        stamp = {"sha256": file_digest(file), "others": digests, "seconds": seconds}
+        settings.write_at_once(folder / STAMP, json.dumps(stamp))
     return file
 
 
@@ -325,12 +324,28 @@ def entries() -> list[Entry]:
     return sorted(found, key=lambda entry: entry.made, reverse=True)
 
 
+def names() -> list[str]:
+    """The extensions that have builds in the cache."""
+    return sorted({entry.name for entry in entries()})
+
+
+def _latest(name: str) -> Entry | None:
+    return next((entry for entry in entries() if entry.name == name and entry.finished), None)
+
+
+def last_seconds(name: str) -> float | None:
+    """How long the latest finished build of `name` took; None where there is none, or it doesn't say."""
+    latest = _latest(name)
+    seconds = (_read_json(latest.folder / STAMP) or {}).get("seconds") if latest else None
+    return seconds if isinstance(seconds, float) else None
+
+
 def differences(name: str, parts: dict[str, str], located: Callable[[str], Path]) -> list[str]:
     """What changed since the latest finished build of `name`, a line each; empty where nothing did.
 
     A cache without a build of that name gives one line that says so.
     """
-    latest = next((entry for entry in entries() if entry.name == name and entry.finished), None)
+    latest = _latest(name)
     if latest is None:
         return [f"there is no finished build of {name}"]
     built = _read_json(latest.folder / KEY) or {}

@@ -186,22 +186,27 @@ def run(package: Path, inputs: Path, outputs: Path, device: str | None, as_json:
     An input is a tensor, a list or tuple of the model's positional arguments, or a dict of those that the
     export had by keyword, as torch.save writes it. Started again it does what isn't done yet, or has
     changed since; several at once, on one host or many, share the work. OUTPUTS is for one package. An
-    input that fails is named, and the others are done.
+    input that fails is named, with its reason in the JSON document too, the others are done, and the
+    status is 1.
 
     \b
     Example:
       identity-conv run model.pt2 inputs outputs
-      torchrun --nproc-per-node 2 --no-python identity-conv run model.pt2 inputs outputs
+      torchrun --standalone --nproc-per-node 2 --no-python identity-conv run model.pt2 inputs outputs
     """
-    import os
-
     from . import batch, progress
 
-    outcome = batch.run(package, inputs, outputs, device=device)
+    failure = None
+    try:
+        outcome = batch.run(package, inputs, outputs, device=device)
+    except batch.FailedInputsError as error:
+        outcome, failure = error.outcome, error
     rank = os.environ.get("RANK")
     if as_json:
         _print_json(vars(outcome) | ({} if rank is None else {"rank": int(rank)}))
-    else:
+    if failure:
+        raise failure
+    if not as_json:
         progress.say(str(outcome) if rank is None else f"rank {rank}: {outcome}")
 
 
@@ -268,13 +273,16 @@ def explain_build(extension: str | None, as_json: bool) -> None:
     """Says whether an extension is built, and else which parts changed; without one, identity_conv's own.
 
     \b
+    Builds nothing, also where the module loads its extension as it is imported.
+
+    \b
     Example:
       identity-conv cache explain my_kernels:ext
     """
     from . import ahead, targets
     from .extension import Extension
 
-    explained = ahead.find_extension(extension) if extension else Extension._of(targets.operators())
+    explained = ahead.look_at_extension(extension) if extension else Extension._of(targets.operators())
     if as_json:
         built, changes = explained._state()
         _print_json({"name": explained.name, "key": explained.key, "built": built, "changes": changes})
@@ -282,14 +290,14 @@ def explain_build(extension: str | None, as_json: bool) -> None:
         click.echo(explained.explain())
 
 
-def _names_of_builds(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    from .cache import entries
+def _complete_build(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    from .cache import names
 
-    return sorted({entry.name for entry in entries() if entry.name.startswith(incomplete)})
+    return [name for name in names() if name.startswith(incomplete)]
 
 
 @cache.command("clean")
-@click.argument("name", required=False, shell_complete=_names_of_builds)
+@click.argument("name", required=False, shell_complete=_complete_build)
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @_json
 def clean_builds(name: str | None, yes: bool, as_json: bool) -> None:
@@ -299,8 +307,12 @@ def clean_builds(name: str | None, yes: bool, as_json: bool) -> None:
     Example:
       identity-conv cache clean my_kernels --yes
     """
-    from .cache import clean
+    from .cache import clean, names
 
+    if name is not None and name not in (known := names()):
+        raise ValueError(
+            f"cache clean: NAME must be {' or '.join(known) or 'that of a build, and there is none'}, got {name!r}"
+        )
     if not yes and sys.stdin is None:
         raise click.UsageError("nobody can be asked, since standard input is closed: give --yes")
     wanted = "every build" if name is None else f"the builds of {name}"
@@ -324,8 +336,9 @@ def bench(suites: tuple[str, ...], as_json: bool, plots_folder: Path | None) -> 
 
     \b
     A ratio is ours / baseline, from pairs taken by turns: below 1 is faster. "noise" means that the
-    95 % interval of the ratio encloses 1. --plot needs matplotlib, and draws the bandwidth over the size of
-    a tensor beside that of a bare copy, and the times of everything else.
+    95 % interval of the ratio encloses 1. --plot needs matplotlib, and writes pictures of the bandwidth over
+    the size of a tensor beside that of a bare copy (bandwidth_cpu.svg, bandwidth_cuda.svg) and of the times
+    of everything else (times.svg), of what was measured; each file is named on stderr.
 
     \b
     Example:
@@ -356,7 +369,7 @@ def _tell(record: dict[str, Any], as_json: bool, plots_folder: Path | None) -> N
 
     if plots_folder:
         for picture in plots.save(record, plots_folder):
-            progress.step(f"drew {picture}")
+            progress.say(f"wrote {picture}")
     if as_json:
         _print_json(record)
         return

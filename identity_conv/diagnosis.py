@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from . import __version__, cache, progress, settings, toolchain
+from . import __version__, building, cache, progress, settings, targets, toolchain
 
 Verdict = Literal["ok", "warning", "fatal"]
 
@@ -201,7 +201,38 @@ def _cache() -> Iterator[Finding]:
 def _settings() -> Iterator[Finding]:
     for setting in settings.ALL:
         if value := setting.value():
-            yield Finding(setting.name, value)
+            try:
+                yield Finding(setting.name, value, *_judged(setting, value))
+            except toolchain.BuildError as error:
+                yield Finding(setting.name, value, "fatal", str(error))
+
+
+def _judged(setting: settings.Setting, value: str) -> tuple[Verdict, str]:
+    """A variable's verdict and remedy, by what reads it.
+
+    Raises:
+        BuildError: it can't be used.
+    """
+    torch = sys.modules.get("torch")
+    if setting is settings.MAX_JOBS:
+        toolchain.jobs()
+    if setting is settings.CUDA_HOME and not toolchain.find_cuda_home():
+        return "warning", "it has no bin/nvcc, which CUDA sources need: name the CUDA toolkit's folder, or unset it"
+    if setting is settings.CC and not toolchain.find_cc():
+        return "warning", "it is not a program, which nvcc needs: name a C++ compiler, or unset it"
+    if setting is settings.TMPDIR and not os.access(value, os.W_OK | os.X_OK):
+        return "fatal", "packages can't be opened there: name a folder that can be written, or unset it"
+    if torch is None:
+        return "ok", ""
+    if setting is settings.PREFIX:
+        targets.operators().build()  # it is taken from there, or refused
+    if setting is settings.CXX:
+        toolchain.compiler(for_cuda=bool(toolchain.cuda_architectures()))
+    if setting is settings.CUDA_ARCH_LIST and not torch.version.cuda:
+        return "warning", f"nothing, since it is ignored: {toolchain.why_no_cuda()}"
+    if setting is settings.CUDA_ARCH_LIST and (archs := toolchain.cuda_architectures()):
+        building.check_architectures(archs)
+    return "ok", ""
 
 
 _LIBRARY_PROBE = """

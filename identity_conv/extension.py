@@ -6,11 +6,12 @@ import os
 import re
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from . import cache, display
-from .building import Target
+from .building import NotBuilt, Target
 
 #: What a source's name may end in.
 SUFFIXES = (".cpp", ".cc", ".cxx", ".cu")
@@ -195,8 +196,7 @@ class Extension:
     def _namespace(self) -> str:
         from . import loading
 
-        library = self._library or self.load()._library
-        assert library is not None
+        library = self._library or self._load()
         found = sorted(loading.namespaces(library))
         if len(found) != 1:
             raise AttributeError(
@@ -241,11 +241,16 @@ class Extension:
         a class or C++ autograd nodes: those can't leave a process.
 
         Raises:
-            what :meth:`build` raises; BuildError: the library doesn't load, or registers what this process
-                has registered already.
+            what :meth:`build` raises; BuildError: the library doesn't load, registers what this process has registered
+                already, or has a kernel of a name that its own namespace has no schema for.
         """
+        with suppress(NotBuilt):  # who only looks at a module goes on to where it needs the library
+            self._load()
+        return self
+
+    def _load(self) -> Path:
         from . import loading
 
         self._asked = time.time()
         self._library = loading.load(self.build(), trusted=self._target.bundled)
-        return self
+        return self._library

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import difflib
 import os
 import threading
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from . import cache, fakes, gradients, registry, rehearsal, unloading
+from . import cache, fakes, gradients, progress, registry, rehearsal, unloading
 from .registry import Registrations
 from .toolchain import BuildError
 
@@ -138,6 +139,7 @@ def _make_room(path: Path, digest: str) -> Registrations:
                 f"{path.name} has changed and can't take the place of the loaded one, which has {rival.stays}: "
                 "restart Python (in a notebook, the kernel)"
             )
+    _refuse_without_schema(path, outcome.registrations, rivals)
     _refuse_registered(path, outcome.registrations, rivals)
     if outcome.error and rivals:
         raise BuildError(
@@ -179,6 +181,25 @@ def _is_mapped(path: Path) -> bool:
     inode = f" {path.stat().st_ino} "
     maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
     return any(inode in line and line.endswith(path.name) for line in maps.splitlines())
+
+
+def _refuse_without_schema(path: Path, registrations: Registrations, rivals: list[_Loaded]) -> None:
+    """Refuses kernels that no call can reach; notes those that another library, or Python, may give a schema later.
+
+    TORCH_LIBRARY_IMPL takes any name. A namespace that the library has by TORCH_LIBRARY is its own to define.
+    """
+    leaves = frozenset().union(*(each.registrations.names for each in rivals))
+    for name in sorted(registrations.without_schema):
+        if name not in leaves and registry.schema_of(name) is not None:
+            continue
+        space, _, operator = name.partition("::")
+        if space not in registrations.owned:
+            progress.say(f"{path.name} has a kernel for {name}, which can't be called before its schema is defined")
+            continue
+        own = [each.partition("::")[2] for each in registrations.operators if each.startswith(f"{space}::")]
+        like = difflib.get_close_matches(operator, own, n=1)
+        meant = f", or is {space}::{like[0]} meant?" if like else ""
+        raise BuildError(f"{path} has a kernel for {name}, which has no schema: define it (m.def){meant}")
 
 
 def _refuse_registered(path: Path, registrations: Registrations, rivals: list[_Loaded]) -> None:

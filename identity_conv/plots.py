@@ -23,7 +23,7 @@ def check(folder: Path) -> None:
 
 
 def save(record: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draws `record`, as :func:`identity_conv.bench.record` makes it, into SVG files of `folder`.
+    """Draws `record`, as :func:`identity_conv.bench.record` makes it, into SVG files of `folder`, which is there.
 
     Returns:
         The files: the bandwidth of each device over the size of a dense tensor, and the times of everything else.
@@ -32,7 +32,6 @@ def save(record: Mapping[str, Any], folder: Path) -> list[Path]:
         ImportError: matplotlib isn't installed.
         OSError: the folder can't be written to.
     """
-    check(folder)
     figures = {f"bandwidth_{device}": bandwidth(record, device) for device in ("cpu", "cuda")}
     figures["times"] = times([each for each in record["comparisons"] if _bytes_of(each) is None])
     written = []
@@ -80,17 +79,20 @@ def times(comparisons: Sequence[Mapping[str, Any]]) -> Any:
     if not comparisons:
         return None
     figure, axes = _figure(1 + 0.5 * len(comparisons))
+    places = range(len(comparisons))
+    for who, side, label in (("ours", -0.2, "ours"), ("baseline", 0.2, "what stands beside it")):
+        widths = [each[f"{who}_us"] for each in comparisons]
+        axes.barh([place + side for place in places], widths, 0.4, color=_COLORS[who], label=label)
     for place, each in enumerate(comparisons):
-        axes.barh(place - 0.2, each["ours_us"], 0.4, color=_COLORS["ours"])
-        axes.barh(place + 0.2, each["baseline_us"], 0.4, color=_COLORS["baseline"])
         longest = max(each["ours_us"], each["baseline_us"])
         interval = f" {each['ratio']:.2f} ({each['low']:.2f} to {each['high']:.2f})"
         axes.text(longest, place, interval, va="center", fontsize="small")
     names = [f"{each['name']}\nbeside {each['baseline']}" for each in comparisons]
-    axes.set_yticks(range(len(names)), names, fontsize="small")
+    axes.set_yticks(places, names, fontsize="small")
     axes.invert_yaxis()
     axes.set(xscale="log", xlabel="µs, and the ratio to what stands beside it")
     axes.margins(x=0.3)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)  # inside it would hide a ratio
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

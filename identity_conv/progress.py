@@ -9,29 +9,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from . import toolchain
-
-#: Seconds that a unit takes on one core of an ordinary machine, and each further source in it, for the estimate alone.
-SECONDS_PER_UNIT = {".cpp": 7.0, ".cu": 4.0}
-SECONDS_PER_SOURCE = 0.8
-
 
 @contextmanager
 def building(
-    name: str, sources: list[Path], units: list[Path], folder: Path, compiler: str, archs: str | None
+    name: str,
+    sources: list[Path],
+    units: int,
+    folder: Path,
+    compiler: str,
+    archs: str | None,
+    last_seconds: float | None,
 ) -> Iterator[None]:
-    """Announces a build of `sources` in `folder`, shows how many of its `units` are done, and says the time it took."""
-    seconds = sum(SECONDS_PER_UNIT.get(unit.suffix, 7.0) for unit in units)
-    seconds += SECONDS_PER_SOURCE * (len(sources) - len(units))
-    jobs = min(len(units), toolchain.jobs())
+    """Announces a build of `sources` in `folder`, shows how many of its `units` are done, and says the time it took.
+
+    How long it will take is known only of one that this machine has built before, in `last_seconds`.
+    """
     device = f"CPU and CUDA {archs}" if archs else "CPU"
-    say(
-        f"compiling {name} for {device} with {compiler}: {', '.join(source.name for source in sources)}; "
-        f"about {seconds / jobs + 2:.0f} s, once"
-    )
+    took = "once" if last_seconds is None else f"{last_seconds:.1f} s last time"
+    say(f"compiling {name} for {device} with {compiler}: {', '.join(source.name for source in sources)}; {took}")
     start = time.monotonic()
     done = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(len(units), folder, done), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(units, folder, done), daemon=True)
     if sys.stderr is not None and sys.stderr.isatty():
         watcher.start()
     try:

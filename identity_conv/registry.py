@@ -24,6 +24,7 @@ class Registrations:
     classes: frozenset[str]  # namespace.Name
     owned: frozenset[str]  # namespaces of TORCH_LIBRARY: one library in a process may have each
     namespaces: frozenset[str]
+    without_schema: frozenset[str] = frozenset()  # operators that it has kernels for, and no schema
 
     @property
     def names(self) -> frozenset[str]:
@@ -124,4 +125,4 @@ def of_loading(load: Callable[[], object], mentioned: frozenset[str] = frozenset
     namespaces = frozenset({name.split("::")[0] for name in new} | {name.split(".")[0] for name in classes})
     owned = frozenset(filter(is_owned, namespaces | mentioned)) - owned_before
     schemas = {name: schema for name in sorted(new) if (schema := schema_of(name)) is not None}
-    return Registrations(schemas, classes, owned, namespaces)
+    return Registrations(schemas, classes, owned, namespaces, frozenset(new - schemas.keys()))

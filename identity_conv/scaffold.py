@@ -6,6 +6,8 @@ and ``// </cuda>``, also ``<not cuda>``, in the comments of the file's language:
 
 from __future__ import annotations
 
+import ast
+import builtins
 import importlib.util
 import keyword
 import re
@@ -17,9 +19,19 @@ _NAME, _CLASS = "my_kernel", "MyKernel"
 #: The parts that can be asked for.
 PARTS = ("class", "cuda", "backward")
 _MARK = re.compile(r"^\s*(?://|#|<!--)\s*<(/?)((?:not )?\w+)>(?:\s*-->)?\s*$")
-# Macros that compilers define for the platform, on top of the names of the languages.
-_MACROS = {"linux", "unix"}
-_OTHERS = {"reference", "test", "road"}  # names in the project
+# C++'s own words beside Python's, namespaces that torch's headers have at the top, and macros that compilers define.
+_CPPS = frozenset({
+    "alignas", "alignof", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "case", "catch", "char", "char16_t",
+    "char32_t", "char8_t", "compl", "concept", "const", "const_cast", "consteval", "constexpr", "constinit",
+    "co_await", "co_return", "co_yield", "decltype", "default", "delete", "do", "double", "dynamic_cast", "enum",
+    "explicit", "export", "extern", "float", "friend", "goto", "inline", "int", "long", "mutable", "namespace",
+    "new", "noexcept", "not_eq", "nullptr", "operator", "or_eq", "private", "protected", "public", "register",
+    "reinterpret_cast", "requires", "short", "signed", "sizeof", "static", "static_assert", "static_cast", "struct",
+    "switch", "template", "this", "thread_local", "throw", "true", "typedef", "typeid", "typename", "union",
+    "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "xor", "xor_eq", "at", "c10", "caffe2", "cub",
+    "cuda", "identity_conv", "std", "thrust", "linux", "unix", "errno",
+})  # fmt: skip
+_OTHERS = {"reference", "test"}  # names in the project
 
 
 def new(name: str, parts: Collection[str] = (), *, folder: Path | None = None) -> list[Path]:
@@ -55,14 +67,31 @@ def new(name: str, parts: Collection[str] = (), *, folder: Path | None = None) -
 
 
 def _check_is_free(name: str) -> None:
-    if keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in _MACROS or name in _OTHERS:
-        raise ValueError(f"new: NAME must not be a word with a meaning of its own here, got {name!r}")
     if importlib.util.find_spec(name) is not None:
         raise ValueError(f"new: NAME must not be that of a module that Python finds already, got {name!r}")
+    own = keyword.iskeyword(name) or keyword.issoftkeyword(name) or hasattr(builtins, name) or name in _CPPS | _OTHERS
+    if own or name in _names_in_python():
+        raise ValueError(f"new: NAME must not be a word with a meaning of its own here, got {name!r}")
     import torch
 
-    if any(operator.startswith(f"{name}::") for operator in torch._C._dispatch_get_all_op_names()) or name == "my_ops":
-        raise ValueError(f"new: NAME must not be a namespace that has operators already, got {name!r}")
+    from .libraries import TORCHS, TORCHS_CLASSES
+    from .registry import operators
+
+    taken = {operator.split("::")[0] for operator in operators()} | TORCHS | TORCHS_CLASSES | {"my_ops"}
+    # What isn't a namespace there, such as torch.ops.load_library, hides one.
+    taken |= {*dir(torch.ops), *dir(type(torch.ops)), *dir(type(torch.classes))}
+    if name in taken:
+        raise ValueError(f"new: NAME must not be a namespace of operators or classes that is taken, got {name!r}")
+
+
+def _names_in_python() -> set[str]:
+    """The names that the project's Python gives or uses, one of which the module would hide, or be hidden by."""
+    found = {path.stem for path in _TEMPLATE.glob("*.py")}
+    for path in _TEMPLATE.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Name | ast.alias):
+                found.add(node.id if isinstance(node, ast.Name) else node.asname or node.name)
+    return found - {_NAME}
 
 
 def _class_name(name: str) -> str:

@@ -2,7 +2,7 @@
 
 ::
 
-    torchrun --nproc-per-node 2 -m identity_conv.scaling cuda
+    torchrun --standalone --nproc-per-node 2 -m identity_conv.scaling cuda
 
 `identity-conv bench scaling` starts it with a rank for each GPU, or two on the CPU, and reads the comparisons
 that rank 0 prints, a JSON document a line.
@@ -162,9 +162,11 @@ def run(device: str) -> Iterator[Comparison]:
 def main() -> None:
     """What each rank of the torchrun does."""
     device = sys.argv[1]
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if device == "cuda" else None
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+    # NCCL is told the rank's GPU; else it guesses it at the first barrier, and warns.
+    dist.init_process_group("nccl" if gpu is not None else "gloo", device_id=gpu)
     for comparison in run(device):
         if dist.get_rank() == 0:
             print(json.dumps(asdict(comparison)), flush=True)

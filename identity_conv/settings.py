@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +86,19 @@ def make_private(folder: Path) -> None:
     if not folder.is_dir():
         make_private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_at_once(file: Path, text: str, *, mode: int = 0o644) -> None:
+    """Writes a file of the cache, which nobody sees half written: under another name first."""
+    descriptor, unfinished = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with open(descriptor, "w") as stream:
+            stream.write(text)
+        os.chmod(unfinished, mode)
+        os.replace(unfinished, file)
+    except BaseException:
+        os.unlink(unfinished)
+        raise
 
 
 def prefix() -> Path | None:

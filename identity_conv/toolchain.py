@@ -176,10 +176,13 @@ def compiler(*, for_cuda: bool = False) -> Compiler:
         ToolchainError: there is none, it doesn't answer, or none is accepted.
     """
     path = find_cxx()
-    if path is None:
-        wanted = f"CXX={settings.CXX.value()!r} is not a program" if settings.CXX.value() else "no c++ or g++ on PATH"
+    if path is None and settings.CXX.value():
         raise ToolchainError(
-            f"no C++ compiler found ({wanted}): install g++ {MINIMUM_GCC[cpp_standard()][0]} or newer "
+            f"CXX must name a C++ compiler, and {settings.CXX.value()!r} is not a program: unset it, or name another"
+        )
+    if path is None:
+        raise ToolchainError(
+            f"no C++ compiler found (no c++ or g++ on PATH): install g++ {MINIMUM_GCC[cpp_standard()][0]} or newer "
             "(Debian: apt-get install g++), or set CXX"
         )
     others = [] if settings.CXX.value() else [f"g++-{version}" for version in range(16, 8, -1)]
@@ -337,9 +340,7 @@ def _remembered(program: str, ask) -> str:
         known[identity] = ask(program)
         try:
             settings.make_private(record.parent)
-            scratch = record.with_suffix(f".{os.getpid()}")
-            scratch.write_text(json.dumps(known, indent=1))
-            scratch.replace(record)
+            settings.write_at_once(record, json.dumps(known, indent=1))
         except OSError:
             pass  # only a memory; the build itself says what is wrong with the folder
     return known[identity]

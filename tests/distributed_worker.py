@@ -1,6 +1,6 @@
 """What each rank of a torchrun does in tests/test_distributed.py: every scenario, its outcome into a file.
 
-torchrun --nproc-per-node N distributed_worker.py cpu|cuda FOLDER
+torchrun --standalone --nproc-per-node N distributed_worker.py cpu|cuda FOLDER
 """
 
 from __future__ import annotations

@@ -2,11 +2,13 @@
 
 Every block of a language that a machine reads is run, but for what a comment on the line before it says:
 
+    <!-- runs in the tests -->      no more than that, for readers; also "beside NAME"
     <!-- NAME in the tests -->      the block is the file NAME
     <!-- not run: REASON -->        it isn't run, and why
     <!-- the main command -->       README's two commands, which install: .ci/run runs what the second says
 
-Python blocks of a page share their names; a block of sh is a script of bash that stops at the first failure.
+Another comment there is an error. Python blocks of a page share their names; a block of sh is a script of bash that
+stops at the first failure.
 
 As a program (`python support_pages.py PAGE`) it runs one page in the working folder.
 """
@@ -44,6 +46,12 @@ class Block:
         return found and found[1]
 
     @property
+    def is_known(self) -> bool:
+        """Whether its mark is one of those above, or none."""
+        told = re.fullmatch(r"(runs in the tests( beside \S+\.\w+)?)?", self.mark)
+        return bool(told or self.file or self.why_not_run or self.mark in INSTALLING)
+
+    @property
     def why_not_run(self) -> str | None:
         """The reason why it isn't run, or None."""
         return self.mark.removeprefix("not run: ") if self.mark.startswith("not run: ") else None
@@ -63,6 +71,8 @@ def run(page: Path) -> None:
     """Runs a page in the working folder; an error names the page's own line."""
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page):
+        if not block.is_known:
+            sys.exit(f"{page.name}, line {block.line}: there is no mark <!-- {block.mark} --> of a block")
         if block.why_not_run or block.mark in INSTALLING:
             continue
         if block.file:

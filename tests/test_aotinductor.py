@@ -65,6 +65,8 @@ def test_a_compiler_without_the_vectors_is_found_out(
 
 def test_what_the_caller_says_wins() -> None:
     assert aotinductor.configs({"cpp.vec_isa_ok": False})["cpp.vec_isa_ok"] is False
+    # A compiler of the caller's may lack the vectors that ours has.
+    assert aotinductor.configs({"cpp.cxx": (None, "other-g++")}).keys() & {"cpp.cxx", "cpp.vec_isa_ok"} == {"cpp.cxx"}
     with torch._inductor.config.patch({"cpp.vec_isa_ok": False}):
         assert "cpp.vec_isa_ok" not in aotinductor.configs(None)
 

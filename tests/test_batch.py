@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -71,7 +72,7 @@ def test_outputs_of_another_package_are_refused(packages: dict[str, Path], input
 def test_ranks_share_the_work(packages: dict[str, Path], inputs: Path, tmp_path: Path) -> None:
     command = Path(sys.executable).with_name("identity-conv")
     run = [command, "run"] if command.exists() else [sys.executable, *CONSOLE_SCRIPT, "run"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     done = subprocess.run(
         [*torchrun, *run, packages["cpu"], inputs, tmp_path / "outputs"],
         env=environment({"OMP_NUM_THREADS": "1"}),
@@ -144,6 +145,15 @@ def test_every_input_that_fails_is_named_and_the_others_are_done(
     assert "wrong.pt: input x: size of dimension 1 must be 3, got 4" in done.stderr
     assert "none.pt: it is no file of tensors as torch.save writes it" in done.stderr
     assert len(list((tmp_path / "outputs").glob("*.pt"))) == 12
+    # What is done by now stays so, and the document says both.
+    done = run_python(*CONSOLE_SCRIPT, "run", packages["cpu"], inputs, tmp_path / "outputs", "--json")
+    assert done.returncode == 1
+    document = json.loads(done.stdout)
+    assert (document["done"], document["by_others"]) == (0, 12)
+    assert document["failed"] == {
+        str(inputs / "none.pt"): "it is no file of tensors as torch.save writes it",
+        str(inputs / "wrong.pt"): "input x: size of dimension 1 must be 3, got 4",
+    }
     (inputs / "none.pt").unlink()
     (inputs / "wrong.pt").unlink()
     batch.run(packages["cpu"], inputs, tmp_path / "outputs")
@@ -169,8 +179,8 @@ def test_arguments_by_position_and_by_name(given: Callable, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"inputs": "nothing"}, "inputs must be a .pt file or a folder of them, got .*nothing"),
-        ({"inputs": "empty"}, "inputs must be a .pt file or a folder of them, got .*empty"),
+        ({"inputs": "nothing"}, "inputs must be a .pt file or a folder of them, and there is no '.*nothing'"),
+        ({"inputs": "empty"}, "inputs must be a .pt file or a folder of them, and the folder '.*empty' has none"),
         ({"outputs": "inputs"}, "outputs must be another folder than that of the inputs, got .*inputs"),
     ],
 )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from support_build import CONSOLE_SCRIPT, ROOT, run_python
 
@@ -58,10 +61,62 @@ def test_a_record_is_drawn(tmp_path: Path) -> None:
         for baseline in ("torch.ops.aten.clone", "a copy into given memory")
     ]
     rows.append(bench.Comparison("a call & its <name>", "another", 1.0, 2.0, 0.5, 0.4, 0.6))
+    plots.check(tmp_path / "plots")
     written = plots.save(bench.record(rows), tmp_path / "plots")
     assert [file.name for file in written] == ["bandwidth_cpu.svg", "times.svg"]
     for file in written:
         assert xml.etree.ElementTree.parse(file).getroot().tag.endswith("svg")
+
+
+def test_the_picture_of_times_says_which_bars_are_ours() -> None:
+    pytest.importorskip("matplotlib")
+    from identity_conv import plots
+
+    rows = [bench.Comparison(f"call {time}", "another", time, 10 * time, 0.1, 0.1, 0.1) for time in (1.0, 2.0)]
+    figure = plots.times(bench.record(rows)["comparisons"])
+    (axes,), (legend,) = figure.axes, figure.legends
+    widths = {}
+    for patch, text in zip(legend.get_patches(), legend.get_texts(), strict=True):
+        bars = (bar for bar in axes.patches if bar.get_facecolor() == patch.get_facecolor())
+        widths[text.get_text()] = [bar.get_width() for bar in bars]
+    assert widths == {"ours": [1.0, 2.0], "what stands beside it": [10.0, 20.0]}
+
+
+def test_the_files_of_pictures_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    measured = [bench.Comparison("a call", "another", 1.0, 2.0, 0.5, 0.4, 0.6)]
+    monkeypatch.setattr(bench, "run", lambda suite: iter(measured))
+    done = CliRunner().invoke(cli.command, ["bench", "operator", "--plot", str(tmp_path / "plots")])
+    assert (done.exit_code, done.stderr) == (0, f"identity_conv: wrote {tmp_path}/plots/times.svg\n")
+    assert (tmp_path / "plots" / "times.svg").is_file()
+
+
+def test_ranks_take_a_port_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def start(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        started.append(command)
+        return subprocess.CompletedProcess(command, 0, stdout="")
+
+    monkeypatch.setattr(subprocess, "run", start)
+    assert list(bench.run("scaling")) == []
+    assert "--standalone" in started[0]
+
+
+def test_nccl_is_told_the_gpu_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from identity_conv import scaling
+
+    asked = []
+    monkeypatch.setattr(scaling.dist, "init_process_group", lambda *args, **kwargs: asked.append((args, kwargs)))
+    for name in ("barrier", "destroy_process_group"):
+        monkeypatch.setattr(scaling.dist, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    monkeypatch.setattr(scaling, "run", lambda device: iter(()))
+    monkeypatch.setattr(sys, "argv", ["scaling", "cuda"])
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    scaling.main()
+    gpu = torch.device("cuda", 1)
+    assert asked == [gpu, (("nccl",), {"device_id": gpu})]
 
 
 def test_without_matplotlib_nothing_is_measured(tmp_path: Path) -> None:

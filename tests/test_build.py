@@ -122,7 +122,9 @@ class TestBuild:
         built = Extension("tiny", [source]).build()
         assert built.name == "libtiny.so"
         assert re.search(
-            r"compiling libtiny\.so for CPU with (g|clang)\+\+ \S+: tiny\.cpp; about \d+ s", capfd.readouterr().err
+            r"compiling libtiny\.so for CPU with (g|clang)\+\+ \S+: tiny\.cpp; once$",
+            capfd.readouterr().err,
+            re.MULTILINE,
         )
         before = listing(cache)
         assert Extension("tiny", [source]).build() == built
@@ -131,6 +133,14 @@ class TestBuild:
         assert Extension("tiny", [source]).build() == built
         assert listing(cache) == before
         assert capfd.readouterr() == ("", "")
+
+    def test_says_how_long_it_took_last_time(self, source: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        Extension("tiny", [source]).build()
+        (took,) = re.findall(r"built libtiny\.so in ([\d.]+) s$", capfd.readouterr().err, re.MULTILINE)
+        source.write_text(TINY.replace("42", "43"))
+        Extension("tiny", [source]).build()
+        (last,) = re.findall(r"tiny\.cpp; ([\d.]+) s last time$", capfd.readouterr().err, re.MULTILINE)
+        assert abs(float(took) - float(last)) < 0.5
 
     @pytest.mark.parametrize("way", ["macro", "-I flag", "-include flag", "linked object"])
     def test_is_made_again_when_a_file_changes_that_only_the_compilers_know(
@@ -465,7 +475,10 @@ class TestRefusal:
 
     @pytest.mark.parametrize(
         ("cxx", "said"),
-        [("nothing", "CXX='nothing' is not a program"), ("", "no c\\+\\+ or g\\+\\+ on PATH.*apt-get install g\\+\\+")],
+        [
+            ("nothing", "CXX must name a C\\+\\+ compiler, and 'nothing' is not a program"),
+            ("", "no c\\+\\+ or g\\+\\+ on PATH.*apt-get install g\\+\\+"),
+        ],
     )
     def test_no_compiler(self, source: Path, cxx: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "")

@@ -23,9 +23,9 @@ TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, r
 def outcomes(device: str, world: int) -> list[dict[str, str]]:
     """What each rank says of each scenario: one torchrun for all, since starting ranks takes longest."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), distributed_worker.__file__]
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
         done = subprocess.run(
-            [sys.executable, *command, device, folder],
+            [sys.executable, *command, distributed_worker.__file__, device, folder],
             env=environment({"OMP_NUM_THREADS": "1"}),
             capture_output=True,
             text=True,
@@ -107,8 +107,9 @@ if {killed} and os.environ["RANK"] + os.environ["TORCHELASTIC_RESTART_COUNT"] ==
 assert ctypes.CDLL(str(Extension("tiny", [{str(source)!r}]).build())).answer() == 42
 pathlib.Path({str(folder)!r}, os.environ["RANK"]).touch()
 """)
+    torchrun = ["-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--max-restarts", "1", script],
+        [sys.executable, *torchrun, "--nproc-per-node", "4", "--max-restarts", "1", script],
         env=environment({"OMP_NUM_THREADS": "1", "CXX": compiler}),
         capture_output=True,
         text=True,

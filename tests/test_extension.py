@@ -415,6 +415,56 @@ def test_a_kernel_that_disagrees_with_anothers_schema_is_an_error(cache: Path) -
     assert "libtest_impl.so doesn't load: " in done.stdout
 
 
+WITH_IMPL = """
+#include <torch/library.h>
+static int64_t f() { return 1; }
+TORCH_LIBRARY(test_typo, m) { m.def("count() -> int"); }
+TORCH_LIBRARY_IMPL(test_typo, CompositeExplicitAutograd, m) { m.impl("KERNEL", &f); }
+"""
+
+
+def test_a_kernel_of_a_name_without_schema_is_an_error(cache: Path) -> None:
+    done = run(
+        f"""
+        source, text = folder / "typo.cpp", {WITH_IMPL!r}
+        source.write_text(text.replace("KERNEL", "cuont"))
+        extension = Extension("typo", [source], cflags=["-O0"])
+        refused(extension.load)
+        # Nothing of it is in this process: corrected, it loads.
+        source.write_text(text.replace("KERNEL", "count"))
+        assert extension.load().ops.count() == 1
+        # Nor does the loaded one lend its schema to the one that takes its place.
+        source.write_text(text.replace("count()", "sum()").replace("KERNEL", "count"))
+        refused(extension.load)
+        assert torch.ops.test_typo.count() == 1
+        """,
+        cache,
+    )
+    misspelt, left = done.stdout.splitlines()
+    define = "which has no schema: define it (m.def)"
+    assert misspelt.endswith(f"libtypo.so has a kernel for test_typo::cuont, {define}, or is test_typo::count meant?")
+    assert left.endswith(f"libtypo.so has a kernel for test_typo::count, {define}")
+
+
+def test_a_kernel_may_wait_for_a_schema_from_elsewhere(cache: Path) -> None:
+    done = run(
+        """
+        source = folder / "waits.cpp"
+        source.write_text('''
+            #include <torch/library.h>
+            static int64_t f() { return 1; }
+            TORCH_LIBRARY_IMPL(test_elsewhere, CompositeExplicitAutograd, m) { m.impl("f", &f); }
+        ''')
+        Extension("waits", [source], cflags=["-O0"]).load()
+        torch.library.define("test_elsewhere::f", "() -> int")
+        assert torch.ops.test_elsewhere.f() == 1
+        """,
+        cache,
+    )
+    note = "libwaits.so has a kernel for test_elsewhere::f, which can't be called before its schema is defined\n"
+    assert note in done.stderr
+
+
 TINY_OP = (
     "#include <torch/library.h>\nstatic int64_t f() {{ return {value}; }}\nTORCH_LIBRARY({space}, m) {{ {more} }}\n"
 )

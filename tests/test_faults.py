@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from support_build import MARK_AS_COMMAND, TINY, environment, run_python, write_program
 
 from identity_conv import BuildError, Extension, ToolchainError, toolchain
@@ -342,6 +343,18 @@ class TestCacheCommand:
         assert self.identity_conv("cache", "clean").returncode == 1  # asks, and nobody answers
         assert kept.is_file()
 
+    def test_cleans_nothing_that_is_not_there(self, source: Path, cache: Path) -> None:
+        done = self.identity_conv("cache", "clean", "tiny", "--yes", "--json")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert (
+            done.stderr == "identity-conv: cache clean: NAME must be that of a build, and there is none, got 'tiny'\n"
+        )
+        kept = Extension("tiny", [source]).build(), Extension("other", [source]).build()
+        done = self.identity_conv("cache", "clean", "tony")  # known before anybody is asked
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == "identity-conv: cache clean: NAME must be other or tiny, got 'tony'\n"
+        assert all(file.is_file() for file in kept)
+
     def test_cleans_a_folder_that_is_a_link(self, source: Path, tmp_path: Path) -> None:
         folder = Extension("tiny", [source]).build().parent
         folder.rename(tmp_path / "moved")
@@ -393,6 +406,45 @@ class TestCacheCommand:
             assert sentence in done.stderr
             assert "Traceback" not in done.stderr
 
+    @pytest.mark.parametrize(
+        "then",
+        [
+            "ext = Extension('tiny', [SOURCE]).load()",
+            "ext = Extension('tiny', [SOURCE]).load()\nanswer = torch.ops.tiny.answer",
+            "ext = Extension('tiny', [SOURCE]).load()\nanswer = ext.ops.answer",
+            "ext = Extension('tiny', [SOURCE])\nlibrary = ext.build()",
+        ],
+        ids=["loads", "loads and uses", "loads and uses its namespace", "builds"],
+    )
+    def test_explains_without_building_what_the_module_builds(
+        self, then: str, source: Path, cache: Path, tmp_path: Path
+    ) -> None:
+        code = f"import torch\nfrom identity_conv import Extension\n{then.replace('SOURCE', repr(str(source)))}\n"
+        (tmp_path / "authors.py").write_text(code)
+        path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), environment({})["PYTHONPATH"]])}
+        for _ in range(2):
+            done = run_python("-m", "identity_conv", "cache", "explain", "authors:ext", **path)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert done.stdout == "tiny: will be built, because\n  there is no finished build of tiny\n"
+        # Elsewhere it builds and loads as ever, and is explained after that.
+        built = Extension("tiny", [source]).build()
+        done = run_python("-m", "identity_conv", "cache", "explain", "authors:ext", **path)
+        assert (done.returncode, done.stdout) == (0, f"tiny: built, {built}\n"), done.stderr
+
+    def test_explains_nothing_of_a_module_that_does_not_come_to_the_extension(
+        self, source: Path, tmp_path: Path
+    ) -> None:
+        first = f"Extension('first', [{str(source)!r}]).build()"
+        code = f"from identity_conv import Extension\n{first}\next = Extension('tiny', [{str(source)!r}])\n"
+        (tmp_path / "authors.py").write_text(code)
+        path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), environment({})["PYTHONPATH"]])}
+        done = run_python("-m", "identity_conv", "cache", "explain", "authors:ext", **path)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == (
+            "identity-conv: authors:ext: authors can't be imported (NotBuilt: libfirst.so isn't built, and nothing is "
+            "built only to look)\n"
+        )
+
 
 class TestDoctor:
     def report(self, *arguments: str, **changes: str | None) -> tuple[int, dict[str, dict[str, str]]]:
@@ -411,6 +463,40 @@ class TestDoctor:
         assert status == 1
         assert facts["C++ compiler"]["verdict"] == "fatal"
         assert "no C++ compiler found" in facts["C++ compiler"]["value"]
+
+    @pytest.mark.parametrize(
+        ("name", "value", "sentence"),
+        [
+            ("MAX_JOBS", "many", "MAX_JOBS must be a number from 1 on, got 'many'"),
+            ("MAX_JOBS", "0", "MAX_JOBS must be a number from 1 on, got '0'"),
+            ("CXX", "nothing", "CXX must name a C++ compiler, and 'nothing' is not a program"),
+            ("IDENTITY_CONV_PREFIX", "/nothing", "IDENTITY_CONV_PREFIX=/nothing holds no installation"),
+            ("TMPDIR", "/nothing", "packages can't be opened there"),
+        ],
+    )
+    def test_a_variable_that_cannot_be_used(self, name: str, value: str, sentence: str) -> None:
+        status, facts = self.report("--quick", **{name: value})
+        assert status == 1
+        assert (facts[name]["value"], facts[name]["verdict"]) == (value, "fatal")
+        assert facts[name]["remedy"].startswith(sentence)
+        if name == "CXX":  # the same, in the same words
+            assert facts["C++ compiler"]["value"] == facts[name]["remedy"]
+
+    @pytest.mark.parametrize(("name", "value"), [("CUDA_HOME", "/nothing"), ("CC", "nothing")])
+    def test_a_variable_that_only_cuda_needs(self, name: str, value: str) -> None:
+        _, facts = self.report("--quick", **{name: value})
+        assert facts[name]["verdict"] == "warning"
+
+    @pytest.mark.parametrize(("value", "verdict"), [("9.0;banana", "fatal"), ("8.0 9.0+PTX", "ok"), ("native", "ok")])
+    def test_architectures_that_torch_does_not_know(self, value: str, verdict: str) -> None:
+        status, facts = self.report("--quick", TORCH_CUDA_ARCH_LIST=value)
+        found = facts["TORCH_CUDA_ARCH_LIST"]
+        if not torch.version.cuda:
+            assert found["verdict"] == "warning"
+            assert "is ignored: torch" in found["remedy"]
+            return
+        assert found["verdict"] == verdict
+        assert verdict == "ok" or (status == 1 and "torch can't compile for" in found["remedy"])
 
     def test_without_torch(self, tmp_path: Path) -> None:
         # As where torch isn't installed: no module, no distribution.

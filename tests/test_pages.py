@@ -28,6 +28,7 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
 
 def test_what_is_not_run_says_why_and_is_little() -> None:
     all_blocks = [(page, block) for page in PAGES for block in blocks(page)]
+    assert all(block.is_known for _, block in all_blocks)
     left_out = [(page, block) for page, block in all_blocks if block.why_not_run]
     # A comment that isn't on the line before its block says nothing.
     assert sum(page.read_text().count("<!-- not run") for page in PAGES) == len(left_out)
@@ -47,6 +48,10 @@ def test_an_error_of_a_block_names_the_pages_own_line(tmp_path: Path) -> None:
         "page.md, line 4: the script ended with status 1"
         in run_bash(f"python {support_pages.__file__} {page}", tmp_path).stderr
     )
+    page.write_text("<!-- not runs: a typo -->\n```python\nprint('run')\n```\n")
+    done = run_bash(f"python {support_pages.__file__} {page}", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "page.md, line 3: there is no mark <!-- not runs: a typo --> of a block" in done.stderr
     page.write_text("```rust\n```\n")
     assert "is a file, or says why it isn't run" in run_bash(f"python {support_pages.__file__} {page}", tmp_path).stderr
 
@@ -115,6 +120,15 @@ def test_the_manifests_keys_are_those_of_the_page(packages: dict[str, Path]) -> 
 def test_the_program_of_ones_own_is_the_one_that_is_built(file: str) -> None:
     (block,) = (each for each in blocks(DOCS / "deployment.md") if f"tests/consumer/{file}" in each.mark)
     assert block.text == (ROOT / "tests" / "consumer" / file).read_text()
+
+
+def test_torchruns_of_one_host_take_a_port_of_their_own() -> None:
+    from identity_conv import cli
+
+    scripts = [block.text for page in PAGES for block in blocks(page) if block.language == "sh"]
+    lines = [line for text in [*scripts, cli.run.help or ""] for line in text.splitlines() if "torchrun" in line]
+    assert len(lines) >= 3
+    assert [line for line in lines if "--standalone" not in line] == []
 
 
 def test_the_commands_of_the_page_are_those_there_are() -> None:

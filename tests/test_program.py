@@ -105,8 +105,14 @@ def test_refusals_are_one_sentence_and_leave_no_output(
 def test_help_says_how(program: Path) -> None:
     done = run(program, "--help")
     assert done.returncode == 0
-    for option in ("--library", "--input", "--output", "--repeat"):
+    for option in ("--library", "--input", "--output", "--repeat", "--version"):
         assert option in done.stdout
+
+
+def test_says_its_version_and_torchs(program: Path) -> None:
+    done = run("env", "-i", program, "--version")
+    version = f"version {identity_conv.__version__}, torch {torch.__version__.partition('+')[0]}"
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"identity-conv-run, {version}\n", "")
 
 
 @pytest.mark.gpu

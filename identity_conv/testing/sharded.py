@@ -70,7 +70,11 @@ def _outcomes(bench: Bench, rank: int, ranks: int, folder: str) -> Iterator[tupl
 
     type_ = torch.device(bench.device).type
     dist.init_process_group(
-        "gloo" if type_ == "cpu" else "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
+        "gloo" if type_ == "cpu" else "nccl",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=ranks,
+        device_id=None if type_ == "cpu" else torch.device(type_, torch.cuda.current_device()),
     )
     try:
         mesh = dist.init_device_mesh(type_, (ranks,))

@@ -3,6 +3,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <getopt.h>
+#include <torch/version.h>
 
 #include <unistd.h>
 #include <algorithm>
@@ -26,6 +27,7 @@
 
 #include "error_text.h"
 #include "identity_conv/package.h"
+#include "identity_conv/version.h"
 #include "tensor_file.h"
 
 namespace {
@@ -49,6 +51,7 @@ needs come out of the package.
   --library LIB   load an operator library before the package, for one that carries none; may be
                   repeated
   --help          print this
+  --version       print the version, and that of the torch that it was built for
 
 At least one of --output, --repeat and --verify is needed. A package is native code: run only what you
 trust.
@@ -68,6 +71,7 @@ struct UsageError : std::runtime_error {
 
 struct Arguments {
   bool help = false;
+  bool version = false;
   bool verify = false;
   std::string package;
   std::vector<std::string> libraries;
@@ -86,13 +90,11 @@ int positive_integer(const std::string& option, std::string_view text) {
 }
 
 Arguments parse_arguments(int argc, char** argv) {
-  const option options[] = {{"library", required_argument, nullptr, 'l'},
-                            {"input", required_argument, nullptr, 'i'},
-                            {"output", required_argument, nullptr, 'o'},
-                            {"repeat", required_argument, nullptr, 'r'},
-                            {"verify", no_argument, nullptr, 'v'},
-                            {"help", no_argument, nullptr, 'h'},
-                            {nullptr, 0, nullptr, 0}};
+  const option options[] = {
+      {"library", required_argument, nullptr, 'l'}, {"input", required_argument, nullptr, 'i'},
+      {"output", required_argument, nullptr, 'o'},  {"repeat", required_argument, nullptr, 'r'},
+      {"verify", no_argument, nullptr, 'v'},        {"help", no_argument, nullptr, 'h'},
+      {"version", no_argument, nullptr, 'V'},       {nullptr, 0, nullptr, 0}};
   Arguments arguments;
   // The leading ':' keeps getopt from printing, and tells a missing value from an unknown option.
   for (int option; (option = getopt_long(argc, argv, ":h", options, nullptr)) != -1;) {
@@ -119,6 +121,9 @@ Arguments parse_arguments(int argc, char** argv) {
         break;
       case 'h':
         arguments.help = true;
+        return arguments;
+      case 'V':
+        arguments.version = true;
         return arguments;
       case ':':
         throw UsageError(std::string(argv[optind - 1]) + " needs a value");
@@ -305,6 +310,9 @@ int main(int argc, char** argv) {
     const Arguments arguments = parse_arguments(argc, argv);
     if (arguments.help) {
       std::fputs(kHelp, stdout);
+    } else if (arguments.version) {
+      std::printf("identity-conv-run, version %s, torch %s\n", IDENTITY_CONV_VERSION,
+                  TORCH_VERSION);
     } else {
       run(arguments);
     }
