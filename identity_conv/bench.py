@@ -464,9 +464,13 @@ _COMPILE = """
 import sys, time, torch, identity_conv
 from identity_conv import aotinductor
 program = identity_conv.export(identity_conv.IdentityModel(), (torch.randn(2, 3, 8, 8),))
-settings = aotinductor.configs(None) if sys.argv[1] == "ours" else {"cpp.cxx": (None, aotinductor.linking_compiler())}
+path = sys.argv[2] + "/model.pt2"
 begin = time.perf_counter()
-torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2] + "/model.pt2", inductor_configs=settings)
+if sys.argv[1] == "ours":
+    aotinductor.compile_program(program, path, aotinductor.configs(None))
+else:
+    settings = {"cpp.cxx": (None, aotinductor.linking_compiler())}
+    torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=settings)
 print(time.perf_counter() - begin)
 """
 
