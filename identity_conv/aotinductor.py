@@ -69,7 +69,7 @@ def _headers_precompiled_meanwhile(program: ExportedProgram, configs: Mapping[st
     from torch._inductor import config, cpu_vec_isa
 
     # The settings of torch 2.11 are those of all threads, later ones those of a context.
-    with config.patch(dict(configs)), ThreadPoolExecutor(2) as threads:
+    with config.patch(dict(configs)), ThreadPoolExecutor(toolchain.jobs()) as threads:
         if config.aot_inductor.precompile_headers:
             vectors = cpu_vec_isa.pick_vec_isa()  # not in a thread: while it looks it changes what others read
             device, size = _device_type(program), 0

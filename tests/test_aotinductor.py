@@ -106,7 +106,16 @@ class Compiling:
     It compiles nothing: a precompiled header takes `seconds`, the rest of the model none.
     """
 
-    def __init__(self, folder: Path, seconds: float = 1, *, given: str = "{}", multiple: int = 1, device: str = "cpu"):
+    def __init__(
+        self,
+        folder: Path,
+        seconds: float = 1,
+        *,
+        given: str = "{}",
+        multiple: int = 1,
+        device: str = "cpu",
+        jobs: str = "2",
+    ):
         self.noted, self.package = folder / "noted", folder / "model.pt2"
         self.noted.touch()
         (folder / "cache").mkdir()
@@ -119,12 +128,12 @@ class Compiling:
             f'*.cpp*" -c "*) note compile $$ $*; exec {real} -x c++ /dev/null -c -o $last;;\n'
             f'esac; exec {real} "$@"',
         )
-        places = {"TMPDIR": folder / "cache", "TORCHINDUCTOR_CACHE_DIR": folder / "cache"}
+        changes = {"TMPDIR": folder / "cache", "TORCHINDUCTOR_CACHE_DIR": folder / "cache", "MAX_JOBS": jobs}
         code = COMPILE.replace("GIVEN", given).replace("MULTIPLE", str(multiple))
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, self.package, compiler, device, self.noted],
             cwd="/",
-            env=environment(places),
+            env=environment(changes),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -177,6 +186,13 @@ def test_headers_are_precompiled_side_by_side_and_are_those_that_inductor_takes(
     assert len(compiling.commands("begin")) == {"cpu": 2, "cuda": 1}[device]
     if device == "cpu":
         assert compiling.order() == ["begin", "begin", "end", "end", "compile", "compile", "left"]
+
+
+def test_no_more_compilers_run_at_once_than_max_jobs_says(tmp_path: Path) -> None:
+    compiling = Compiling(tmp_path, jobs="1")
+    text = compiling.finish()
+    assert compiling.process.returncode == 0, text
+    assert compiling.order()[:4] == ["begin", "end", "begin", "end"]
 
 
 def test_where_headers_are_not_precompiled_none_is(tmp_path: Path) -> None:
