@@ -599,10 +599,10 @@ def _growth() -> Iterator[Comparison]:
 
             return work
 
-        for what, work, counts, unit in (
-            ("export", export, (4, 16, 64, 256), "layers"),
-            ("export and compile_package", compile_layers, (4, 16, 64), "layers"),
-            ("build", build, (4, 16, 64), "operators"),
+        for what, work, counts, unit, pairs in (
+            ("export", export, (4, 16, 64, 256), "layers", 7),
+            ("export and compile_package", compile_layers, (4, 16, 64), "layers", 3),
+            ("build", build, (4, 16, 64), "operators", 3),
         ):
             for small in counts[:-1]:
                 yield compare(
@@ -610,7 +610,7 @@ def _growth() -> Iterator[Comparison]:
                     f"linear growth from {small}",
                     timed(work(_GROWTH * small)),
                     timed(work(small), _GROWTH),
-                    pairs=3,
+                    pairs=pairs,
                     warm_up=small == counts[0],
                 )
 
