@@ -1,17 +1,25 @@
-"""How AOTInductor is asked to compile: its settings, and the compiler that it is given.
+"""How AOTInductor is asked to compile: its settings, the compiler that it is given, and when it is used.
 
-Both save what every package would pay for again, by settings of torch's own; seen in torch 2.11, 2.13 and 2.14.
+They save what every package would pay for again, by settings of torch's own, and have what is left of the first
+done side by side. What is private in torch is touched as it is in torch 2.11, 2.13 and 2.14.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import hashlib
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+
+import torch
+from torch.export import ExportedProgram
 
 from . import settings, targets, toolchain
 
@@ -42,6 +50,65 @@ def configs(given: Mapping[str, Any] | None) -> dict[str, Any]:
     if shutil.which("openssl") is None:
         found["aot_inductor.precompile_headers"] = False
     return found | given
+
+
+def compile_program(program: ExportedProgram, path: Path, configs: Mapping[str, Any]) -> None:
+    """Compiles `program` under the settings `configs` into an archive at `path`."""
+    with _headers_precompiled_meanwhile(program, configs):
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(configs))
+
+
+@contextlib.contextmanager
+def _headers_precompiled_meanwhile(program: ExportedProgram, configs: Mapping[str, Any]) -> Iterator[None]:
+    """Compiles in threads the headers that inductor precompiles only when all is lowered, and one after the other.
+
+    It finds them, or waits for them by its own lock; where they aren't what it wants, or failed, it does as without
+    this. The end waits for the compilers: none is left running.
+    """
+    from torch._inductor import config, cpu_vec_isa
+
+    # The settings of torch 2.11 are those of all threads, later ones those of a context.
+    with config.patch(dict(configs)), ThreadPoolExecutor(toolchain.jobs()) as threads:
+        if config.aot_inductor.precompile_headers:
+            vectors = cpu_vec_isa.pick_vec_isa()  # not in a thread: while it looks it changes what others read
+            device, size = _device_type(program), 0
+            if config.aot_inductor.package_constants_in_so:
+                size = sum(value.numel() * value.element_size() for value in program.state_dict.values())
+            for of_wrapper in (True, False):
+                run = contextvars.copy_context().run
+                threads.submit(run, _precompile_header, device, vectors, size, of_wrapper=of_wrapper)
+        yield
+
+
+def _device_type(program: ExportedProgram) -> str:
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    found = {value.device.type for value in values if isinstance(value, torch.Tensor)} - {"cpu", "meta"}
+    return found.pop() if found else "cpu"
+
+
+def _precompile_header(device: str, vectors: Any, size_of_weights: int, *, of_wrapper: bool) -> None:
+    """Precompiles the header of the wrapper or of the kernels as inductor does, in ``AotCodeCompiler.compile``."""
+    from torch._inductor import codecache, cpp_builder, utils
+
+    wrapper = codecache._get_cpp_wrapper_header(device, aot_mode=True)
+    header = wrapper if of_wrapper else codecache._get_cpp_prefix_header(device)
+    if header is None:
+        return  # a GPU's kernels aren't C++
+    key = cpp_builder.CppTorchDeviceOptions(vec_isa=vectors, device_type=device, aot_mode=True)
+    command = cpp_builder.CppBuilder(name="o", sources="i", BuildOption=key).get_command_line()
+    external, mapped = utils.determine_aoti_mmap_flags(size_of_weights)
+    # The order is part of what torch remembers a header by.
+    codecache._precompile_header(
+        header,
+        repr(command),
+        **({"min_optimize": True} if of_wrapper else {}),
+        aot_mode=True,
+        device_type=device,
+        use_mmap_weights=mapped,
+        use_mmap_weights_external=external,
+        use_relative_path=False,
+        vec_isa=vectors,
+    )
 
 
 @functools.cache

@@ -86,7 +86,7 @@ def compile_package(
     with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", dir=target.absolute().parent) as scratch:
         unfinished = Path(scratch) / target.name
         with manifest.without_warnings_of_specs():
-            torch._inductor.aoti_compile_and_package(program, package_path=str(unfinished), inductor_configs=configs)
+            aotinductor.compile_program(program, unfinished, configs)
         records: dict[str, bytes] = {}
         described["libraries"] = []
         for library in found:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
+import sys
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
-from support_build import run_python
+from support_build import environment, run_python, write_program
 
 import identity_conv
 from identity_conv import aotinductor, toolchain
@@ -78,3 +82,156 @@ def test_where_openssl_is_missing_headers_are_not_precompiled(
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name, *rest: found if name == "openssl" else which(name, *rest))
     assert aotinductor.configs(None).get("aot_inductor.precompile_headers", True) is bool(found)
+
+
+COMPILE = """
+import sys, torch, identity_conv
+from pathlib import Path
+from identity_conv import aotinductor
+from torch._inductor import codecache, utils
+# Weights of 2 GB that aren't.
+mapped = utils.determine_aoti_mmap_flags
+utils.determine_aoti_mmap_flags = codecache.determine_aoti_mmap_flags = lambda size: mapped(size * MULTIPLE)
+model = torch.nn.Linear(64, 64, device=sys.argv[3])
+program = identity_conv.export(model, (torch.randn(2, 64, device=sys.argv[3]),))
+given = {"cpp.cxx": (None, sys.argv[2])} | GIVEN
+try:
+    aotinductor.compile_program(program, Path(sys.argv[1]), aotinductor.configs(given))
+finally:
+    Path(sys.argv[4]).open("a").write("left\\n")
+"""
+
+
+class Compiling:
+    """A compile_program in a process of its own, where nothing is remembered, by a compiler that notes what it does.
+
+    It compiles nothing: a precompiled header takes `seconds`, the rest of the model none.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        seconds: float = 1,
+        *,
+        given: str = "{}",
+        multiple: int = 1,
+        device: str = "cpu",
+        jobs: str = "2",
+    ):
+        self.noted, self.package = folder / "noted", folder / "model.pt2"
+        self.noted.touch()
+        (folder / "cache").mkdir()
+        real = aotinductor.configs(None)["cpp.cxx"][1]
+        compiler = write_program(
+            folder / "g++",
+            f'note() {{ echo "$@" >> {self.noted}; }}\n'
+            'for last; do :; done; case "$*" in\n'
+            f"*c++-header*) note begin $$ $*; sleep {seconds}; touch $last; note end; exit;;\n"
+            f'*.cpp*" -c "*) note compile $$ $*; exec {real} -x c++ /dev/null -c -o $last;;\n'
+            f'esac; exec {real} "$@"',
+        )
+        changes = {"TMPDIR": folder / "cache", "TORCHINDUCTOR_CACHE_DIR": folder / "cache", "MAX_JOBS": jobs}
+        code = COMPILE.replace("GIVEN", given).replace("MULTIPLE", str(multiple))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, self.package, compiler, device, self.noted],
+            cwd="/",
+            env=environment(changes),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_for_headers(self) -> None:
+        deadline = time.monotonic() + 100
+        while self.order().count("begin") < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def finish(self) -> str:
+        """Waits for the end, and returns what was printed."""
+        return self.process.communicate(timeout=250)[0]
+
+    def order(self) -> list[str]:
+        """What was done, in time."""
+        return [line.split()[0] for line in self.noted.read_text().splitlines()]
+
+    def commands(self, what: str) -> list[list[str]]:
+        """The words of the commands that began a header, or compiled a source; the first is the process."""
+        notes = [line.split() for line in self.noted.read_text().splitlines()]
+        return [words for first, *words in notes if first == what]
+
+    def is_at_it(self) -> bool:
+        """Whether one of the compilers for headers runs."""
+        return any(Path("/proc", process).exists() for process, *_ in self.commands("begin"))
+
+
+def flags(words: list[str]) -> set[str]:
+    """Those by which a compiler takes a precompiled header or leaves it."""
+    return {word for word in words[1:] if not word.startswith("/")} - {"-x", "c++-header", "-c", "-include"}
+
+
+@pytest.mark.parametrize(
+    ("given", "multiple"),
+    [("{}", 1), ("{}", 1_000_000), ('{"aot_inductor.package_constants_in_so": False, "cpp.simdlen": 256}', 1_000_000)],
+    ids=["plain", "more than 2 GB", "other settings"],
+)
+def test_headers_are_precompiled_side_by_side_and_are_those_that_inductor_takes(
+    tmp_path: Path, device: str, given: str, multiple: int
+) -> None:
+    compiling = Compiling(tmp_path, given=given, multiple=multiple, device=device)
+    text = compiling.finish()
+    assert compiling.process.returncode == 0, text
+    headers = {words[-1].removesuffix(".gch"): flags(words) for words in compiling.commands("begin")}
+    compiled = [words for words in compiling.commands("compile") if "-include" in words]
+    assert headers == {words[words.index("-include") + 1]: flags(words) for words in compiled}
+    assert len(compiling.commands("begin")) == {"cpu": 2, "cuda": 1}[device]
+    if device == "cpu":
+        assert compiling.order() == ["begin", "begin", "end", "end", "compile", "compile", "left"]
+
+
+def test_no_more_compilers_run_at_once_than_max_jobs_says(tmp_path: Path) -> None:
+    compiling = Compiling(tmp_path, jobs="1")
+    text = compiling.finish()
+    assert compiling.process.returncode == 0, text
+    assert compiling.order()[:4] == ["begin", "end", "begin", "end"]
+
+
+def test_where_headers_are_not_precompiled_none_is(tmp_path: Path) -> None:
+    compiling = Compiling(tmp_path, given='{"aot_inductor.precompile_headers": False}')
+    text = compiling.finish()
+    assert compiling.process.returncode == 0, text
+    assert "begin" not in compiling.order()
+
+
+def test_without_a_header_ahead_inductor_does_it_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fail(*args: object, **kwargs: object) -> None:
+        asked.append(args)
+        raise RuntimeError("no header today")
+
+    monkeypatch.setattr(aotinductor, "_precompile_header", fail)
+    program = identity_conv.export(torch.nn.Linear(4, 4), (torch.randn(3, 4),))
+    aotinductor.compile_program(program, tmp_path / "model.pt2", aotinductor.configs(None))
+    assert len(asked) == 2
+    assert torch._inductor.aoti_load_package(str(tmp_path / "model.pt2"))(torch.zeros(3, 4)).shape == (3, 4)
+
+
+def test_an_interrupt_leaves_no_compiler_running(tmp_path: Path) -> None:
+    compiling = Compiling(tmp_path, seconds=4)
+    compiling.wait_for_headers()
+    compiling.process.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in compiling.finish()
+    assert compiling.order() == ["begin", "begin", "end", "end", "left"]
+    assert not compiling.package.exists()
+
+
+def test_an_interrupt_at_a_terminal_ends_the_compilers(tmp_path: Path) -> None:
+    compiling = Compiling(tmp_path, seconds=100)
+    compiling.wait_for_headers()
+    begin = time.monotonic()
+    os.killpg(compiling.process.pid, signal.SIGINT)
+    assert "KeyboardInterrupt" in compiling.finish()
+    assert time.monotonic() - begin < 20
+    assert not compiling.is_at_it()

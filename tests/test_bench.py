@@ -39,6 +39,13 @@ def test_which_goes_first_alternates() -> None:
     assert "".join(order[2:]) == "abbaabba"
 
 
+def test_what_is_cold_each_time_is_not_warmed() -> None:
+    order: list[str] = []
+    ours, baseline = (lambda: order.append("a") or 1.0), (lambda: order.append("b") or 1.0)
+    bench.compare("a", "b", ours, baseline, pairs=2, warm_up=False)
+    assert "".join(order) == "abba"
+
+
 def test_what_was_measured_is_told_where_bench_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(suite: str) -> Iterator[bench.Comparison]:
         yield turns([9.0] + [2.0] * 8, [9.0] + [4.0] * 8)
