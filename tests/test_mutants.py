@@ -22,7 +22,8 @@ ON_CUDA = [kernel for kernel in MUTANTS if kernel.device == "cuda"]
 #: Of several kinds; `night` takes all.
 SAMPLE = (
     "offset_ignored", "nan_payload", "overflow_16", "empty_aborts", "alias_earlier", "reads_behind", "writes_behind",
-    "zeros_unwritten", "shared_scratch", "fake_fixed", "grad_expanded", "Shared",
+    "zeros_unwritten", "shared_scratch", "fake_fixed", "grad_expanded", "Shared", "rolled_32", "clipped_nan",
+    "summed_fake", "scaled_gradient_unsigned",
 )  # fmt: skip
 
 
@@ -40,9 +41,12 @@ def _built() -> None:
 
 
 def right_one(kernel: Kernel) -> object:
-    """The right operator of the mutant's device, or the right class."""
-    wanted = "Kept" if kernel.is_class else {"cpu": "copied", "cuda": "right"}[kernel.device]
-    return next(each for each in RIGHT if (each.name, each.device) == (wanted, kernel.device)).get()
+    """The right operator of the mutant's device and reference, or the right class."""
+    return next(each for each in RIGHT if _fits(each) == _fits(kernel)).get()
+
+
+def _fits(kernel: Kernel) -> tuple[object, ...]:
+    return kernel.device, kernel.is_class, kernel.reference
 
 
 def present(kernels: list[Kernel]) -> list[Kernel]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from . import corpus, memory, sweep
+from . import corpus, memory, schema, sweep, values
 from .call import Call, tensors_in
 from .compare import are_all, dense, raw, same_bytes
 from .examine import Bench, Refused, describe, extent, name_by_need
@@ -130,6 +130,7 @@ def _differing(bench: Bench) -> Iterator[Call]:
     subject, dtype = bench.subject, _usual_dtype(bench)
     count = 60 if bench.full else 24
     calls = [subject.call(TensorPlan((4, 6), dtype))]
+    yield from _numbered(bench)
     if subject.varies:
         sizes = ((4, 6), (7,), (), (2, 3, 4), (300,), *(((40_000,),) if bench.full else ()))
         for seed in range(4 * count):
@@ -147,6 +148,18 @@ def _differing(bench: Bench) -> Iterator[Call]:
         if len(call.plans) > 1 and not any(written):
             for place in sweep.places(len(call.plans), dtype):
                 yield subject.fit(dataclasses.replace(call.replace(place), shared=True))
+
+
+def _numbered(bench: Bench) -> Iterator[Call]:
+    """Each number in turn, with tensors of the widths that numbers are kept in, and with special values."""
+    subject, usual = bench.subject, _usual_dtype(bench)
+    wide = [each for each in (torch.float64, torch.int64) if each in bench.settings.dtypes and each is not usual]
+    for dtype in (usual, *wide):
+        yield from subject.numbered(TensorPlan((4, 6), dtype), schema.ANY, bench.settings.large)
+    # No zeros, whose sign an order of operands decides, and no NaN of bits of its own.
+    names = [name for name in ("nan", "inf", "-inf", "max", "min", "subnormal") if name in values.specials(usual)]
+    special = TensorPlan((3 * len(names),), usual, cells=tuple((3 * at, name) for at, name in enumerate(names)))
+    yield from subject.numbered(special, schema.FINITE) if names else ()
 
 
 @stage("values", "layout", "sizes", *_OTHERS, of=BOTH)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from . import schema
 from .call import Call, tensors_in
 from .compare import close
 from .examine import Bench, describe
@@ -68,6 +69,8 @@ def _calls(bench: Bench) -> Iterator[Call]:
                 plans.append(TensorPlan((4, 3), dtype, conj=True))
         for plan in plans:
             yield bench.subject.call(plan)
+        # With a factor of 0, say, a right gradient may be NaN.
+        yield from filter(bench.subject.tells, bench.subject.numbered(TensorPlan((2, 3), dtype), schema.ORDINARY))
         yield from map(bench.subject.fit, _broadcast(bench.subject.call(TensorPlan((4, 3), dtype))))
 
 
@@ -503,6 +506,7 @@ def _to_batch(bench: Bench) -> Iterator[Call]:
             ]
         for plan in plans:
             yield bench.subject.call(plan)
+        yield from bench.subject.numbered(TensorPlan((3, 4, 5), dtype), schema.ORDINARY)
 
 
 def _dims(ranks: list[int]) -> Iterator[tuple[Any, ...]]:

@@ -17,6 +17,7 @@ import torch._subclasses.schema_check_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from . import schema
 from .call import Call, tensors_in
 from .eager import difference
 from .examine import Bench, describe, metadata
@@ -62,6 +63,7 @@ def _calls(bench: Bench) -> Iterator[Call]:
         plans += [TensorPlan((0, 2), dtype) for dtype in allowed if dtype is not first]
     for plan in plans:
         yield bench.subject.call(plan)
+    yield from bench.subject.numbered(TensorPlan((2, 3), first), schema.FINITE)
 
 
 @stage("fake")
