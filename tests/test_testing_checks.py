@@ -347,6 +347,7 @@ def test_a_truth_value_has_no_gradient_to_miss(op: str, reference) -> None:
     ("op", "reference"),
     [
         ("aten::acos", lambda x: math.pi / 2 - x.asin()),  # a float16 loses more by it
+        ("aten::sigmoid", lambda x: 1 / (1 + (-x).exp())),  # of a uint8, -x wraps round
         ("aten::square", lambda x: x * x),  # of a truth value an int64, and by the formula one
         ("aten::copysign.Tensor", lambda x, y: torch.where(torch.signbit(y), -x.abs(), x.abs())),
     ],
@@ -354,6 +355,21 @@ def test_a_truth_value_has_no_gradient_to_miss(op: str, reference) -> None:
 def test_a_dtype_that_is_left_out_is_not_held_to_the_roundings_of_the_formula(op: str, reference) -> None:
     floats = [torch.float32, torch.float64]
     assert not violations(op, reference, dtypes=floats, compare=close(1e-5, 1e-5), skip=alone("refuses"))
+
+
+def without_autograd(x: torch.Tensor, value: float) -> torch.Tensor:
+    return torch.from_numpy(x.detach().numpy() * 0 + value)
+
+
+def double_without_autograd(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(x.detach().numpy() * 2)
+
+
+def test_no_gradient_is_missed_where_the_result_is_the_same_all_round() -> None:
+    checked = alone("grad")
+    assert not violations(without_autograd, without_autograd, dtypes=[torch.float64], skip=checked)
+    found = violations(double_without_autograd, double_without_autograd, dtypes=[torch.float64], skip=checked)
+    assert "doesn't require grad" in found["grad"]
 
 
 def by_two_bytes(x: torch.Tensor) -> torch.Tensor:
