@@ -161,11 +161,22 @@ class TestScore:
 class TestRecord:
     RECORDS = json.loads(RECORD.read_text())
 
+    def ours(self) -> dict[str, dict]:
+        """Of each device the record of check_op."""
+        return {each["device"]: each for each in self.RECORDS if each["checker"] == mutants.checked.title}
+
     def test_the_page_shows_it(self) -> None:
         assert mutants.table(self.RECORDS) in PAGE.read_text()
 
+    def test_the_page_counts_as_the_table_and_the_record_do(self) -> None:
+        page, ours = " ".join(PAGE.read_text().split()), self.ours()
+        assert f"has {len(ON_CPU)} wrong kernels on CPU and {len(ON_CUDA)} on CUDA" in page
+        assert f"check_op was shown {ours['cuda']['mutants']} of the mutants" in page
+        said = f"caught {ours['cpu']['caught']} of {ours['cpu']['mutants']}"
+        assert said in (mutants.__doc__ or "")
+
     def test_check_op_misses_nothing_and_raises_no_false_alarm(self) -> None:
-        ours = {each["device"]: each for each in self.RECORDS if each["checker"] == mutants.checked.title}
+        ours = self.ours()
         assert ours["cpu"]["mutants"] == len([kernel for kernel in ON_CPU if not kernel.needs])
         assert ours["cuda"]["mutants"] >= 15
         for record in ours.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from torch.nn import functional
 
 from identity_conv.testing import CheckFailure, check_op, close, memory
+
+PAGE = Path(__file__).parent.parent / "docs" / "testing.md"
 
 #: What most formulas are meant for.
 FLOATS = (torch.float32, torch.float64)
@@ -192,3 +195,10 @@ def test_nothing_false_is_said_of_an_operator_of_torch(name: str) -> None:
         print(failure)
         found = {each.check for each in failure.violations}
     assert found == FACTS.get(name, (set(), ""))[0]
+
+
+def test_the_page_counts_them() -> None:
+    page = " ".join(PAGE.read_text().split())
+    assert f"{len(CASES)} operators of `aten` on CPU" in page
+    assert f"{len(CASES) - len(FACTS)} pass" in page
+    assert all(f"`{name.partition('.')[0]}`" in page for name in FACTS)
