@@ -22,7 +22,8 @@ ON_CUDA = [kernel for kernel in MUTANTS if kernel.device == "cuda"]
 #: Of several kinds; `night` takes all.
 SAMPLE = (
     "offset_ignored", "nan_payload", "overflow_16", "empty_aborts", "alias_earlier", "reads_behind", "writes_behind",
-    "zeros_unwritten", "shared_scratch", "fake_fixed", "grad_expanded", "Shared",
+    "zeros_unwritten", "shared_scratch", "fake_fixed", "grad_expanded", "Shared", "rolled_32", "clipped_nan",
+    "summed_fake", "scaled_gradient_unsigned",
 )  # fmt: skip
 
 
@@ -40,9 +41,12 @@ def _built() -> None:
 
 
 def right_one(kernel: Kernel) -> object:
-    """The right operator of the mutant's device, or the right class."""
-    wanted = "Kept" if kernel.is_class else {"cpu": "copied", "cuda": "right"}[kernel.device]
-    return next(each for each in RIGHT if (each.name, each.device) == (wanted, kernel.device)).get()
+    """The right operator of the mutant's device and reference, or the right class."""
+    return next(each for each in RIGHT if _fits(each) == _fits(kernel)).get()
+
+
+def _fits(kernel: Kernel) -> tuple[object, ...]:
+    return kernel.device, kernel.is_class, kernel.reference
 
 
 def present(kernels: list[Kernel]) -> list[Kernel]:
@@ -157,11 +161,22 @@ class TestScore:
 class TestRecord:
     RECORDS = json.loads(RECORD.read_text())
 
+    def ours(self) -> dict[str, dict]:
+        """Of each device the record of check_op."""
+        return {each["device"]: each for each in self.RECORDS if each["checker"] == mutants.checked.title}
+
     def test_the_page_shows_it(self) -> None:
         assert mutants.table(self.RECORDS) in PAGE.read_text()
 
+    def test_the_page_counts_as_the_table_and_the_record_do(self) -> None:
+        page, ours = " ".join(PAGE.read_text().split()), self.ours()
+        assert f"has {len(ON_CPU)} wrong kernels on CPU and {len(ON_CUDA)} on CUDA" in page
+        assert f"check_op was shown {ours['cuda']['mutants']} of the mutants" in page
+        said = f"caught {ours['cpu']['caught']} of {ours['cpu']['mutants']}"
+        assert said in (mutants.__doc__ or "")
+
     def test_check_op_misses_nothing_and_raises_no_false_alarm(self) -> None:
-        ours = {each["device"]: each for each in self.RECORDS if each["checker"] == mutants.checked.title}
+        ours = self.ours()
         assert ours["cpu"]["mutants"] == len([kernel for kernel in ON_CPU if not kernel.needs])
         assert ours["cuda"]["mutants"] >= 15
         for record in ours.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -340,8 +341,54 @@ def test_a_failure_shows_check_sentence_plan_and_a_program_that_shows_it(wrong) 
     ("op", "reference"), [("aten::eq.Tensor", lambda x, y: x == y), ("aten::isnan", lambda x: x != x)]
 )
 def test_a_truth_value_has_no_gradient_to_miss(op: str, reference) -> None:
-    others = dict.fromkeys(checking_module.CHECKS.keys() - {"grad"}, "not looked at here")
-    assert not violations(op, reference, skip=others)
+    assert not violations(op, reference, skip=alone("grad", "second_order", "forward_ad", "func"))
+
+
+@pytest.mark.parametrize(
+    ("op", "reference"),
+    [
+        ("aten::acos", lambda x: math.pi / 2 - x.asin()),  # a float16 loses more by it
+        ("aten::sigmoid", lambda x: 1 / (1 + (-x).exp())),  # of a uint8, -x wraps round
+        ("aten::square", lambda x: x * x),  # of a truth value an int64, and by the formula one
+        ("aten::copysign.Tensor", lambda x, y: torch.where(torch.signbit(y), -x.abs(), x.abs())),
+    ],
+)
+def test_a_dtype_that_is_left_out_is_not_held_to_the_roundings_of_the_formula(op: str, reference) -> None:
+    floats = [torch.float32, torch.float64]
+    assert not violations(op, reference, dtypes=floats, compare=close(1e-5, 1e-5), skip=alone("refuses"))
+
+
+def without_autograd(x: torch.Tensor, value: float) -> torch.Tensor:
+    return torch.from_numpy(x.detach().numpy() * 0 + value)
+
+
+def double_without_autograd(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(x.detach().numpy() * 2)
+
+
+def test_no_gradient_is_missed_where_the_result_is_the_same_all_round() -> None:
+    checked = alone("grad")
+    assert not violations(without_autograd, without_autograd, dtypes=[torch.float64], skip=checked)
+    found = violations(double_without_autograd, double_without_autograd, dtypes=[torch.float64], skip=checked)
+    assert "doesn't require grad" in found["grad"]
+
+
+def by_two_bytes(x: torch.Tensor) -> torch.Tensor:
+    return x + 1 if x.dtype in (torch.float32, torch.float64) else (x.view(torch.int16) + 1).view(x.dtype)
+
+
+def test_a_dtype_that_is_left_out_and_taken_for_another_is_told() -> None:
+    found = violations(by_two_bytes, lambda x: x + 1, dtypes=[torch.float32], compare=close(), skip=alone("refuses"))
+    assert "which dtypes leaves out" in found["refuses"]
+
+
+def test_a_reference_that_fixes_a_size_asks_nothing_of_the_fake() -> None:
+    assert not violations(
+        "aten::neg",
+        lambda x: x.new_empty([int(size) for size in x.shape]).copy_(-x),
+        dtypes=[torch.float32],
+        skip=alone("symbolic"),
+    )
 
 
 def test_what_is_skipped_is_not_told_and_stands_in_the_report(wrong) -> None:

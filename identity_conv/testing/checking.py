@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import resource
 import time
 import traceback
 import warnings
@@ -14,8 +15,8 @@ from typing import Any
 
 import torch
 
-from . import isolation, memory, reproducer, values
-from .call import Call
+from . import isolation, memory, reproducer, schema, values
+from .call import Call, tensors_in
 from .compare import Comparison, exact
 from .examine import Bench, Settings, describe, name_by_need
 from .plan import TensorPlan
@@ -30,6 +31,8 @@ _CUDA_LIMIT_S = 20.0  # the first call of each kind loads code
 _DEATHS = 2  # of one stage, after which it is left
 _HANGS = 3  # after which everything is left
 _FRESH_DEATHS = 5  # of fresh processes, which take seconds to start, after which everything is left
+_LARGE_LIMIT_S = 1.0  # for the reference with a large integer
+_LARGE_BYTES = 1 << 30
 # Where the stages are, in the order in which they run: plain calls before those that a kernel with a bug of theirs
 # would die of too, and be told under another name.
 _MODULES = ("eager", "classes", "gradients", "tracing", "cuda", "sharded")
@@ -142,6 +145,7 @@ def check(
         wanted,
         left_out=tuple(dtype for dtype in taken or () if dtype not in wanted),
         given_calls=given,
+        large={} if given else _large_integers(subject),
         with_hypothesis=importlib.util.find_spec("hypothesis") is not None,
         limit=_LIMIT_S.get(tier, 5.0),
     )
@@ -430,6 +434,42 @@ def _is_taken(subject: Any, dtype: torch.dtype) -> bool:
     return True
 
 
+def _large_integers(subject: Any) -> dict[str, list[int]]:
+    """Of integers by name, those beyond 32 bits that the reference takes at once and with little memory."""
+    found: dict[str, list[int]] = {}
+    tasks = [
+        (each.name, number)
+        for each in subject.binding.arguments
+        if schema.is_integer(each.real_type) and each.name not in subject.given
+        for number in schema.LARGE
+    ]
+    for (name, number), told in isolation.run(tasks, _Expectation(subject), how="fork", limit=_LARGE_LIMIT_S):
+        if told is True:
+            found.setdefault(name, []).append(number)
+    return found
+
+
+class _Expectation:
+    """Sees in a child whether the reference takes a large integer: as a size, it would end neither soon nor well."""
+
+    def __init__(self, subject: Any):
+        self._subject = subject
+
+    def __call__(self, task: tuple[str, int], board: isolation.Blackboard, tell: Callable[[Any], None]) -> None:
+        name, number = task
+        board.note(limit=_LARGE_LIMIT_S)
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        with open("/proc/self/statm") as status:
+            used = int(status.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + _LARGE_BYTES, most))
+        for call in self._subject.numbered(TensorPlan((4, 6)), {}, {name: [number]}):
+            args, kwargs = call.build()
+            try:
+                tell(sum(each.numel() for each in tensors_in(self._subject.expect(args, kwargs))) < 1 << 16)
+            except Exception:
+                tell(False)
+
+
 def _refusal(subject: Any) -> str:
     args, kwargs = subject.call(TensorPlan((3,))).build()
     try:
@@ -477,8 +517,8 @@ def _with_reproducer(violation: Violation, settings: Settings) -> Violation:
     arguments = subject.binding.arguments
     positional, keyword = _described(arguments, call.args), _described(call.kwargs, call.kwargs.values())
     given = [
-        *(name if is_plan else repr(value) for name, value, is_plan in positional),
-        *(f"{name}={name if is_plan else repr(value)}" for name, value, is_plan in keyword),
+        *(reproducer.expression(value, name) for name, value, _ in positional),
+        *(f"{name}={reproducer.expression(value, name)}" for name, value, _ in keyword),
     ]
     op, reference = _expression(subject.op), _expression(subject.reference)
     method = getattr(subject, "method", None)  # of an object, which is made first

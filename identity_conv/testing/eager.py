@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from . import corpus, memory, sweep
+from . import corpus, memory, schema, sweep, values
 from .call import Call, tensors_in
-from .compare import are_all, dense, raw, same_bytes
+from .compare import are_all, close, dense, raw, same_bytes
 from .examine import Bench, Refused, describe, extent, name_by_need
 from .plan import TensorPlan
 from .registry import BOTH, POINTWISE, stage
@@ -130,6 +130,7 @@ def _differing(bench: Bench) -> Iterator[Call]:
     subject, dtype = bench.subject, _usual_dtype(bench)
     count = 60 if bench.full else 24
     calls = [subject.call(TensorPlan((4, 6), dtype))]
+    yield from _numbered(bench)
     if subject.varies:
         sizes = ((4, 6), (7,), (), (2, 3, 4), (300,), *(((40_000,),) if bench.full else ()))
         for seed in range(4 * count):
@@ -147,6 +148,18 @@ def _differing(bench: Bench) -> Iterator[Call]:
         if len(call.plans) > 1 and not any(written):
             for place in sweep.places(len(call.plans), dtype):
                 yield subject.fit(dataclasses.replace(call.replace(place), shared=True))
+
+
+def _numbered(bench: Bench) -> Iterator[Call]:
+    """Each number in turn, with tensors of the widths that numbers are kept in, and with special values."""
+    subject, usual = bench.subject, _usual_dtype(bench)
+    wide = [each for each in (torch.float64, torch.int64) if each in bench.settings.dtypes and each is not usual]
+    for dtype in (usual, *wide):
+        yield from subject.numbered(TensorPlan((4, 6), dtype), schema.ANY, bench.settings.large)
+    # No zeros, whose sign an order of operands decides, and no NaN of bits of its own.
+    names = [name for name in ("nan", "inf", "-inf", "max", "min", "subnormal") if name in values.specials(usual)]
+    special = TensorPlan((3 * len(names),), usual, cells=tuple((3 * at, name) for at, name in enumerate(names)))
+    yield from subject.numbered(special, schema.FINITE) if names else ()
 
 
 @stage("values", "layout", "sizes", *_OTHERS, of=BOTH)
@@ -518,7 +531,7 @@ def _within_a_call(bench: Bench) -> None:
                 torch.set_num_threads(count)
                 # The reference may sum in another order too.
                 expected = right(bench, *call.build(bench.device))
-                for _ in range(20 if bench.full else 3):
+                for _ in range(20 if bench.full else 12):
                     bench.about_to(call)
                     if text := difference(bench, bench.run(args, kwargs), expected):
                         bench.violate("threads", f"{text}; with torch.set_num_threads({count})", call)
@@ -633,7 +646,12 @@ def refuses(bench: Bench, start: int) -> None:
                 if not str(error).strip():
                     bench.violate("refuses", f"refused {dtype} with {describe(error)}", call)
                 continue
-            if expected is not None and (text := difference(bench, actual, expected)):
+            if expected is None or not (text := _differ_widely(bench, actual, expected)):
+                continue
+            # A formula for floating-point numbers may wrap round among integers, as 2 * x does.
+            floating = _floating(bench, actual)
+            wider = right(bench, *call.fill(_floated(each, floating) for each in tensors_in((args, kwargs))))
+            if wider is None or _differ_widely(bench, actual, wider):
                 bench.violate("refuses", f"took {dtype}, which dtypes leaves out: {text}", call)
                 break
     if len(subject.binding.arguments) != 1 or torch.float32 not in bench.settings.dtypes:
@@ -663,6 +681,38 @@ def refuses(bench: Bench, start: int) -> None:
             continue
         if not same:
             bench.violate("refuses", f"took a {kind} tensor and gave other values than the reference")
+
+
+def _floating(bench: Bench, result: Any) -> torch.dtype:
+    """The floating dtype of a result, or the widest one that is allowed."""
+    found = [each.dtype for each in tensors_in(result)]
+    allowed = sorted(bench.settings.dtypes, key=lambda each: -each.itemsize)
+    return next((each for each in (*found, *allowed) if each.is_floating_point), torch.float64)
+
+
+def _floated(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Integers in a floating dtype, anything else as it is."""
+    return x if x.is_floating_point() or x.is_complex() else x.to(dtype)
+
+
+def _differ_widely(bench: Bench, actual: Any, expected: Any) -> str | None:
+    """Where numbers differ, whatever their dtypes, by more than a formula loses that wasn't written for the dtype."""
+    got, want = tensors_in(actual), tensors_in(expected)
+    if [each.shape for each in got] != [each.shape for each in want]:
+        return difference(bench, actual, expected)
+    for mine, theirs in zip(got, want, strict=True):
+        if mine.dtype == theirs.dtype and not bench.compare(mine, theirs):
+            continue
+        rounded = [each.dtype for each in (mine, theirs) if each.is_floating_point() or each.is_complex()]
+        if not rounded:  # a sum of a formula's may be wider
+            if text := bench.compare(mine, theirs.to(mine.dtype)):
+                return text
+            continue
+        wide = torch.complex128 if any(each.is_complex for each in rounded) else torch.float64
+        lost = max((min(16 * torch.finfo(each).eps, 0.5) for each in rounded), default=0.0)
+        if text := close(lost, lost)(mine.to(wide), theirs.to(wide)):
+            return text
+    return None
 
 
 def _strided(x: torch.Tensor) -> torch.Tensor:

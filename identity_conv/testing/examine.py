@@ -8,7 +8,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -54,6 +54,8 @@ class Settings:
     dtypes: tuple[torch.dtype, ...]
     left_out: tuple[torch.dtype, ...] = ()  # dtypes that the author excludes and the reference takes
     given_calls: tuple[Call, ...] | None = None
+    # Of integers by name, those beyond 32 bits to look at.
+    large: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     with_hypothesis: bool = False
     limit: float = 5.0  # seconds that a small call may take
 

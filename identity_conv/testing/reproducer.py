@@ -116,6 +116,11 @@ def python(
     return _text([*lines, f"{result} = {op}({', '.join(given)})", *after])
 
 
+def expression(value: Any, name: str) -> str:
+    """The expression of an argument of this name in such a program, behind the lines that make its Tensors."""
+    return _python_value(value, name, lambda plan, name: None)
+
+
 #: By the check: of outputs `y` that need gradients and of inputs, what is printed.
 _DERIVATIVES = {
     "grad": """\

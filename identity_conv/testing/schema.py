@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +25,28 @@ Operator = Any  # a packet or an overload of torch.ops, what torch.library.custo
 # The first is what most calls have: with 0 for a factor every result is 0, whatever the kernel does.
 _NUMBERS = (2, 0, 1, -1, 0.5, -2.0, 3, 1e-3, 7, 100.0)
 _FLOATS = (1.5, 0.5, 0.0, 1.0, -1.0, 2.0, 1e-3, -0.0, 100.0, 1e30)
+
+#: Of each kind of type the numbers that `numbers` gives in turn. Such as most calls have: each sign, a fraction.
+ORDINARY: Mapping[str, tuple[Any, ...]] = {
+    "IntType": (1, 0, 2, -1),
+    "FloatType": (1.5, 0.5, -2.0),
+    "NumberType": (2, 0.5, -2.0),
+    "BoolType": (False, True),
+}
+#: Those, and others that kernels were seen to take wrongly.
+FINITE: Mapping[str, tuple[Any, ...]] = {
+    **ORDINARY,
+    "IntType": (*ORDINARY["IntType"], 3, 7, -2, -3, 32, 100, -100),
+    "FloatType": (*ORDINARY["FloatType"], 0.0, 1.0, -1.0, 0.1, 1e-3, -0.0, 100.0, 1e30),
+    "NumberType": (*ORDINARY["NumberType"], 0, 1, -1, 0.1, 3, 7, 100.0, 1 << 31),
+}
+#: Those, infinity and NaN.
+ANY: Mapping[str, tuple[Any, ...]] = {
+    kind: found + ((math.inf, -math.inf, math.nan) if kind in ("FloatType", "NumberType") else ())
+    for kind, found in FINITE.items()
+}
+#: Integers beyond 32 bits, and one that a float64 hasn't. Where they are sizes, there is no room for them.
+LARGE = (1 << 31, -(1 << 31) - 1, (1 << 32) + 1, (1 << 53) + 1)
 
 
 def overload_of(op: Operator) -> torch._ops.OpOverload:
@@ -258,6 +282,32 @@ def value(source: draws.Source, type_: Any, tensor: Callable[[], TensorPlan], *,
     if kind not in _DRAWN:
         raise ValueError(f"an argument of type {type_} has no values that can be drawn: give inputs")
     return _DRAWN[kind](source)
+
+
+def numbers(type_: Any, among: Mapping[str, tuple[Any, ...]], *, length: int | None = None) -> list[Any]:
+    """Values of a type in turn, the dullest first: of a number, a truth value, or a list of them; none of another.
+
+    Args:
+        type_: the ``real_type`` of an argument.
+        among: `ORDINARY`, `FINITE` or `ANY`.
+        length: how long a list has to be, None for any.
+    """
+    kind, inner = kind_of(type_)
+    if inner is None:
+        return [*among.get(kind.removeprefix("Sym"), ())]
+    each = numbers(inner, among, length=length)
+    if kind == "OptionalType":
+        return [None, *each] if each else []
+    if length is not None:
+        return [[number] * length for number in each]
+    pairs = itertools.permutations((0, 1, -1, -2), 2) if each and is_integer(inner) else ()
+    return [*([number] for number in each), *map(list, pairs)]
+
+
+def is_integer(type_: Any) -> bool:
+    """Whether a type is an integer, or an optional one."""
+    kind, inner = kind_of(type_)
+    return is_integer(inner) if kind == "OptionalType" else kind in ("IntType", "SymIntType")
 
 
 def _key(type_: Any, index: int) -> Any:

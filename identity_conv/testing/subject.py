@@ -5,12 +5,14 @@ This module touches what is private in torch for asking the dispatcher: seen in 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -154,19 +156,49 @@ class Subject:
         sources += [functools.partial(draws.RandomSource, seed) for seed in range(40)]
         taken: list[Callable[[], draws.Source]] = []
         for source in sources:
-            args, kwargs = self._call(TensorPlan((3,)), source()).build()
-            try:
-                results = tensors_in(self.expect(args, kwargs))
-            except Exception:
-                continue
-            if any(map(_tells, results)):
+            tells = self.tells(self._call(TensorPlan((3,)), source()))
+            if tells:
                 return source
-            taken.append(source)
+            if tells is not None:
+                taken.append(source)
         return taken[0] if taken else Dull
+
+    def tells(self, call: Call) -> bool | None:
+        """Whether the reference gives finite numbers that differ, None where it refuses."""
+        args, kwargs = call.build()
+        try:
+            return any(map(_tells, tensors_in(self.expect(args, kwargs))))
+        except Exception:
+            return None
 
     def varied(self, plan: TensorPlan, seed: int) -> Call:
         """As `call`, with whatever isn't a Tensor drawn by type, and optional Tensors there or not."""
         return self._call(plan, draws.RandomSource(seed))
+
+    def numbered(
+        self,
+        plan: TensorPlan,
+        among: Mapping[str, tuple[Any, ...]],
+        large: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ) -> Iterator[Call]:
+        """As `call`, with each number, truth value and list of them another in turn: of `among` by type, and `large`.
+
+        Args:
+            among: as of ``schema.numbers``.
+            large: of integers by name, those beyond 32 bits that the reference takes.
+        """
+        call = self.call(plan)
+        for at, argument in enumerate(self.binding.arguments):
+            if argument.name in self.given:
+                continue
+            for number in (
+                *schema.numbers(argument.real_type, among, length=argument.N),
+                *large.get(argument.name, ()),
+            ):
+                if at < len(call.args):
+                    yield dataclasses.replace(call, args=(*call.args[:at], number, *call.args[at + 1 :]))
+                else:
+                    yield dataclasses.replace(call, kwargs={**call.kwargs, argument.name: number})
 
     @property
     def varies(self) -> bool:

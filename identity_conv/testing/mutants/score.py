@@ -423,13 +423,16 @@ def _overload(kernel: Kernel) -> Any:
 
 
 def _arguments(op: Any, x: torch.Tensor) -> tuple[Any, ...]:
-    """`x` for the first tensor that must be given, others like it for the next ones, and 2 for every number."""
+    """`x` for the first tensor that must be given, others like it for the next ones, and usual numbers."""
     needed = [argument for argument in op._schema.arguments if not argument.has_default_value()]
     first = next(argument for argument in needed if isinstance(argument.type, torch.TensorType))
     return tuple(
-        2.0 if not isinstance(argument.type, torch.TensorType) else x if argument is first else _like(x)
+        x if argument is first else _like(x) if str(argument.type) == "Tensor" else _USUAL[str(argument.type)]
         for argument in needed
     )
+
+
+_USUAL: dict[str, Any] = {"float": 2.0, "int": 2, "bool": True, "List[int]": [0]}
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:

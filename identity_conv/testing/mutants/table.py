@@ -14,12 +14,14 @@ from .witness import (
     changes,
     changes_gradient,
     differs,
+    differs_with,
     earlier_changes,
     ends,
     fails,
     fixes_sizes,
     foretold_alias,
     foretold_wrong,
+    foretold_wrong_with,
     from_threads,
     in_inference_mode,
     keeps_memory,
@@ -35,9 +37,43 @@ from .witness import (
     steps_beside,
     undefined_gradient,
     with_threads,
+    wrong_factor,
     wrong_gradient,
     wrong_tangent,
 )
+
+
+def _sum_of(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
+    return x + y if z is None else x + y + z
+
+
+def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+
+
+def _with_negative(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.clone(), -x
+
+
+def _row_sums(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(-1)
+
+
+def _clipped(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    return x.clamp(low, high)
+
+
+def _rolled(x: torch.Tensor, by: int) -> torch.Tensor:
+    return x.roll(by)
+
+
+def _flipped(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    return x.flip(dims)
+
+
+def _summed(x: torch.Tensor, keepdim: bool) -> torch.Tensor:
+    return x.sum(-1, keepdim=keepdim)
+
 
 # Each with the witness in few words: what shows it, or the input that does.
 
@@ -224,26 +260,42 @@ _CLASSES = (
            by_method(differs(lambda: torch.arange(6.0).view(2, 3).t()))),
 )  # fmt: skip
 
-#: Every mutant: of CPU, then of CUDA.
-MUTANTS: tuple[Kernel, ...] = (
-    *_LAYOUT, *_VALUES, *_SIZES, *_MEMORY, *_FAKES, *_DERIVATIVES, *_CLASSES, *ON_CUDA,
+_NUMBERS = (
+    Kernel("scaled_unsigned", "numbers", "the factor's sign is ignored", ("values",),
+           differs_with(_scaled, lambda: torch.ones(3), -1.0), reference=_scaled, compare=close()),
+    Kernel("scaled_whole", "numbers", "the factor's fraction is lost", ("values",),
+           differs_with(_scaled, lambda: torch.ones(3), 1.5), reference=_scaled, compare=close()),
+    Kernel("scaled_by_float32", "numbers", "the factor is kept as a float32", ("values",),
+           differs_with(_scaled, lambda: torch.ones(3, dtype=torch.float64), 0.1), reference=_scaled, compare=close()),
+    Kernel("scaled_by_zero", "numbers", "a factor of 0 gives 0, of infinity and NaN too", ("values",),
+           differs_with(_scaled, lambda: torch.tensor([torch.inf]), 0.0), reference=_scaled,
+           compare=close()),
+    Kernel("scaled_by_infinity", "numbers", "a factor of infinity is taken for the largest number", ("values",),
+           differs_with(_scaled, lambda: torch.ones(3), torch.inf), reference=_scaled, compare=close()),
+    Kernel("clipped_swapped", "numbers", "bounds in the wrong order are swapped", ("values",),
+           differs_with(_clipped, lambda: torch.arange(5.0), 3.0, 1.0), reference=_clipped),
+    Kernel("clipped_nan", "numbers", "a bound of NaN is taken for none", ("values",),
+           differs_with(_clipped, lambda: torch.arange(5.0), torch.nan, 1.0), reference=_clipped),
+    Kernel("rolled_forward", "numbers", "it is never rolled backwards", ("values",),
+           differs_with(_rolled, lambda: torch.arange(5.0), -1), reference=_rolled),
+    Kernel("rolled_32", "numbers", "the places are counted in 32 bits", ("values",),
+           differs_with(_rolled, lambda: torch.arange(5.0), 1 << 31), reference=_rolled),
+    Kernel("flipped_first", "numbers", "of several dimensions the first alone is turned", ("values",),
+           differs_with(_flipped, lambda: torch.arange(6.0).view(2, 3), [0, 1]), reference=_flipped),
+    Kernel("flipped_negative", "numbers", "a dimension counted from the end isn't turned", ("values",),
+           differs_with(_flipped, lambda: torch.arange(6.0).view(2, 3), [-1]), reference=_flipped),
+    Kernel("summed_fake", "fake", "the fake never keeps the dimension", ("fake",),
+           foretold_wrong_with(lambda: torch.ones(2, 3), True), reference=_summed, compare=close()),
+    Kernel("scaled_gradient", "gradient", "the gradient forgets the factor", ("grad",),
+           wrong_factor(1.5), reference=_scaled, compare=close()),
+    Kernel("scaled_gradient_unsigned", "gradient", "the gradient ignores the factor's sign", ("grad",),
+           wrong_factor(-1.0), reference=_scaled, compare=close()),
 )  # fmt: skip
 
-
-def _sum_of(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
-    return x + y if z is None else x + y + z
-
-
-def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
-    return x * factor
-
-
-def _with_negative(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.clone(), -x
-
-
-def _row_sums(x: torch.Tensor) -> torch.Tensor:
-    return x.sum(-1)
+#: Every mutant: of CPU, then of CUDA.
+MUTANTS: tuple[Kernel, ...] = (
+    *_LAYOUT, *_VALUES, *_SIZES, *_MEMORY, *_FAKES, *_DERIVATIVES, *_CLASSES, *_NUMBERS, *ON_CUDA,
+)  # fmt: skip
 
 
 def _right(name: str, kind: str, reference: Any = torch.clone, **fields: Any) -> Kernel:
@@ -257,6 +309,10 @@ RIGHT: tuple[Kernel, ...] = (
     _right("copied_by_strides", "element by element"),
     _right("composed", "made of torch's operators"),
     _right("scaled", "a number, <identity_conv/autograd.h>", _scaled, compare=close()),
+    _right("clipped", "two numbers", _clipped),
+    _right("rolled", "an integer", _rolled),
+    _right("flipped", "a list of integers", _flipped),
+    _right("summed", "a truth value", _summed, compare=close()),
     _right("sum_of", "several tensors, an optional one", _sum_of),
     _right("with_negative", "two outputs", _with_negative),
     _right("row_sums", "a reduction", _row_sums, compare=close()),

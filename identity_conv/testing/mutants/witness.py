@@ -71,6 +71,16 @@ def differs(make: Make, times: int = 1) -> Witness:
     return witness
 
 
+def differs_with(reference: Callable[..., torch.Tensor], make: Make, *numbers: Any) -> Witness:
+    """With these numbers the result isn't the reference's."""
+
+    def witness(op: Any) -> bool:
+        x = make()
+        return not torch.allclose(op(x, *numbers), reference(x, *numbers), rtol=0, atol=0, equal_nan=True)
+
+    return witness
+
+
 def ends(make: Make) -> Witness:
     """The call never comes back, or comes back only by luck."""
 
@@ -226,6 +236,11 @@ def foretold_wrong(make: Make) -> Witness:
     return witness
 
 
+def foretold_wrong_with(make: Make, *numbers: Any) -> Witness:
+    """The same with these numbers."""
+    return lambda op: foretold_wrong(make)(lambda x: op(x, *numbers))
+
+
 def foretold_alias(op: Any) -> bool:
     """The fake's output is a view of its input."""
     x = torch.empty(3, device="meta")
@@ -254,6 +269,16 @@ def wrong_gradient(incoming: Make) -> Witness:
         x = torch.zeros(grad.shape, dtype=grad.dtype, requires_grad=True)
         found = torch.autograd.grad(op(x), x, grad)[0]
         return not torch.equal(found, grad)
+
+    return witness
+
+
+def wrong_factor(factor: float) -> Witness:
+    """The gradient of a tensor that is scaled by it is another factor."""
+
+    def witness(op: Any) -> bool:
+        x = torch.ones(3, requires_grad=True)
+        return not torch.equal(torch.autograd.grad(op(x, factor).sum(), x)[0], torch.full((3,), factor))
 
     return witness
 
