@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import random
 import subprocess
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 from torch.export import Dim
 
 import identity_conv
@@ -264,6 +267,38 @@ def test_a_package_of_both_runs_without_python(ext: Extension, device: str, prog
                 assert_close(name, got, want.cpu())
     with pytest.raises(InputError, match="size of dimension 2 must be 0 to 64, got 65"):
         package(torch.randn(2, 4, 65, device=device))
+
+
+@pytest.fixture
+def benchmark():
+    spec = importlib.util.spec_from_file_location("causal_conv1d_benchmark", SOURCES / "benchmark.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_benchmark_has_a_row_for_each_baseline(benchmark, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(benchmark.SIZES, "cpu", (torch.float32, [(1, 16, 8192)]))
+    monkeypatch.setattr(benchmark, "PAIRS", 2)
+    done = CliRunner().invoke(benchmark.main, ["cpu", "--json", str(tmp_path / "record.json")], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert [(each["name"], each["baseline"]) for each in record["comparisons"]] == [
+        (f"cpu {direction} {layout} (1, 16, 8192)", baseline)
+        for layout in ("rows", "channels-last")
+        for direction, copy in (("forward", "a copy of x"), ("backward", "a copy of 1.5 x"))
+        for baseline in (copy, "torch eager")
+    ]
+    for each in record["comparisons"]:
+        moved = (2 if "forward" in each["name"] else 3) * 16 * 8192 * 4
+        assert each["terabytes_per_second"] == pytest.approx(moved / each["ours_us"] / 1e6)
+        assert f"| {each['name']} |" in done.output
+
+
+def test_the_benchmark_times_nothing_wrong(benchmark, monkeypatch) -> None:
+    monkeypatch.setattr(benchmark, "eager", lambda x, weight: F.silu(x) + weight.sum())
+    with pytest.raises(RuntimeError, match=r"cpu forward rows \(1, 4, 64\): output 0 is off by"):
+        next(benchmark.comparisons("cpu", torch.float32, (1, 4, 64)))
 
 
 @pytest.mark.parametrize(
