@@ -136,7 +136,7 @@ def _took(work: Callable[[], object]) -> float:
     return seconds
 
 
-def _timer(call: Callable[[], Any], device: str, bytes_moved: int) -> Callable[[], float]:
+def timer(call: Callable[[], Any], device: str, bytes_moved: int) -> Callable[[], float]:
     """Times one call; many of a short one, whose own cost would drown in the clock's."""
     import torch
 
@@ -188,7 +188,7 @@ def _against(name: str, x: Any, baseline_name: str, other: Callable[[], Any]) ->
     size = written + min(written, x.untyped_storage().nbytes())
     device = x.device.type
     pairs = 31 if size < 1 << 28 else 15
-    ours, baseline = _timer(lambda: op(x), device, size), _timer(other, device, size)
+    ours, baseline = timer(lambda: op(x), device, size), timer(other, device, size)
     return compare(f"{device} {name}", baseline_name, ours, baseline, pairs=pairs, bytes_moved=size)
 
 
@@ -306,7 +306,7 @@ def _calls() -> Iterator[Comparison]:
             ("layer of the operator", layer, "a layer of torch.clone", Clone(), x),
             ("layer of the class", class_layer, "a layer of torch.clone", Clone(), x),
         ):
-            times = (_timer(partial(each, argument), device, 0) for each in (ours, baseline))
+            times = (timer(partial(each, argument), device, 0) for each in (ours, baseline))
             yield compare(f"{device} call: {name}", baseline_name, *times, pairs=31)
 
 

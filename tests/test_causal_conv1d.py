@@ -1,16 +1,23 @@
-"""A depthwise causal convolution built as an author's extension: values, gradients, layouts, states, refusals."""
+"""A depthwise causal convolution built as an author's extension: from its values and gradients to its package."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 from torch.export import Dim
 
+import identity_conv
 from identity_conv import Extension
+from identity_conv.errors import InputError
+from identity_conv.testing import check_op, close
 
 SOURCES = Path(__file__).parent / "extensions" / "causal_conv1d"
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float64: 1e-12}
@@ -44,6 +51,59 @@ def assert_close(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
     if want.numel():
         error = (got.detach().cpu().double() - want).abs().max()
         assert error <= TOLERANCE[got.dtype] * (1 + want.abs().max()), f"{name}: {error}"
+
+
+def formula(x, weight, bias=None, initial_state=None, silu=False):
+    """As causal_conv1d.h has it, in the order and the precision of the kernels: it overflows where they do."""
+    state = x.new_zeros(*x.shape[:2], weight.shape[1] - 1) if initial_state is None else initial_state
+    padded = torch.cat([state, x], 2)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = torch.zeros_like(x, dtype=wide)
+    if bias is not None:
+        y = y + bias[:, None]
+    for k in range(weight.shape[1]):
+        # A product of floats is exact in double: this is their fused multiplication and addition.
+        y = (y + padded[..., k : k + x.shape[2]].double() * weight[:, k, None].double()).to(wide)
+    y = (F.silu(y) if silu else y).to(x.dtype)
+    in_columns = not x.is_contiguous() and x.stride(1) == 1
+    return columns(y) if in_columns else y.contiguous(), padded[..., x.shape[2] :].contiguous()
+
+
+def check(ext: Extension, width: int, **options) -> None:
+    check_op(
+        ext.ops.forward,
+        formula,
+        shapes={
+            "x": ("N", "C", "L"),
+            "weight": ("C", width),
+            "bias": ("C",),
+            "initial_state": ("N", "C", width - 1),
+        },
+        dtypes=[*TOLERANCE],
+        compare=close(),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("width", [2, 3, 4])
+def test_it_is_the_formula(ext: Extension, device: str, width: int) -> None:
+    check(ext, width, devices=[device])
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("width", [2, 3, 4])
+def test_it_is_the_formula_at_full(ext: Extension, device: str, width: int) -> None:
+    check(ext, width, devices=[device], tier="full")
+
+
+def test_silu_where_its_tail_has_ended(ext: Extension, device: str) -> None:
+    x = torch.tensor([-3e38, -1e38, -1e20, -200.0, -100.0, -89.0, -88.0, 88.0, 3e38], device=device)
+    mine, theirs = (x[None, :, None].clone().requires_grad_() for _ in range(2))
+    y, _ = ext.ops.forward(mine, torch.tensor([[0.0, 1.0]], device=device).expand(len(x), 2), silu=True)
+    assert_close("y", y, F.silu(theirs.double()).cpu())
+    y.sum().backward()
+    F.silu(theirs).sum().backward()
+    assert_close("dx", mine.grad, theirs.grad.double().cpu())
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -173,6 +233,72 @@ def test_the_class_keeps_gradients_when_compiled(ext: Extension) -> None:
     wanted = torch.autograd.grad(layer(x).sin().sum(), x)[0]
     got = torch.autograd.grad(torch.compile(layer, backend="aot_eager", fullgraph=True)(x).sin().sum(), x)[0]
     torch.testing.assert_close(got, wanted)
+
+
+class Model(torch.nn.Module):
+    """The class, and the operator with both of its outputs."""
+
+    def __init__(self, conv, weight):
+        super().__init__()
+        self.conv = conv
+        self.weight = torch.nn.Parameter(weight)
+
+    def forward(self, x):
+        return torch.ops.causal_conv1d.forward(self.conv.forward(x), self.weight, silu=True)
+
+
+def test_a_package_of_both_runs_without_python(ext: Extension, device: str, program: Path, tmp_path: Path) -> None:
+    weights = torch.randn(4, 3, device=device), torch.randn(4, 2, device=device)
+    bias = torch.randn(4, device=device)
+    model = Model(ext.classes.CausalConv1d(weight=weights[0], bias=bias, silu=True), weights[1]).requires_grad_(False)
+    free = ({0: Dim("n", max=8), 2: Dim("l", max=64)},)
+    exported = identity_conv.export(model, (torch.randn(2, 4, 9, device=device),), dynamic_shapes=free)
+    path = identity_conv.compile_package(exported, tmp_path / "model.pt2")
+    package = identity_conv.load_package(path)
+    for n, steps in ((2, 9), (1, 1), (8, 64), (0, 5), (3, 0)):
+        x = torch.randn(n, 4, steps, device=device)
+        first = reference(x.double(), weights[0].double(), bias.double(), silu=True)[0]
+        wanted = reference(first, weights[1].double(), silu=True)
+        torch.save(x.cpu(), tmp_path / "x.pt")
+        command = ["env", "-i", program, path, "--input", tmp_path / "x.pt", "--output", tmp_path / "y.pt"]
+        subprocess.run(command, check=True, capture_output=True)
+        for outputs in (package(x), torch.load(tmp_path / "y.pt")):
+            for name, got, want in zip(("y", "final_state"), outputs, wanted, strict=True):
+                assert_close(name, got, want.cpu())
+    with pytest.raises(InputError, match="size of dimension 2 must be 0 to 64, got 65"):
+        package(torch.randn(2, 4, 65, device=device))
+
+
+@pytest.fixture
+def benchmark():
+    spec = importlib.util.spec_from_file_location("causal_conv1d_benchmark", SOURCES / "benchmark.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_benchmark_has_a_row_for_each_baseline(benchmark, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(benchmark.SIZES, "cpu", (torch.float32, [(1, 16, 8192)]))
+    monkeypatch.setattr(benchmark, "PAIRS", 2)
+    done = CliRunner().invoke(benchmark.main, ["cpu", "--json", str(tmp_path / "record.json")], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert [(each["name"], each["baseline"]) for each in record["comparisons"]] == [
+        (f"cpu {direction} {layout} (1, 16, 8192)", baseline)
+        for layout in ("rows", "channels-last")
+        for direction, copy in (("forward", "a copy of x"), ("backward", "a copy of 1.5 x"))
+        for baseline in (copy, "torch eager")
+    ]
+    for each in record["comparisons"]:
+        moved = (2 if "forward" in each["name"] else 3) * 16 * 8192 * 4
+        assert each["terabytes_per_second"] == pytest.approx(moved / each["ours_us"] / 1e6)
+        assert f"| {each['name']} |" in done.output
+
+
+def test_the_benchmark_times_nothing_wrong(benchmark, monkeypatch) -> None:
+    monkeypatch.setattr(benchmark, "eager", lambda x, weight: F.silu(x) + weight.sum())
+    with pytest.raises(RuntimeError, match=r"cpu forward rows \(1, 4, 64\): output 0 is off by"):
+        next(benchmark.comparisons("cpu", torch.float32, (1, 4, 64)))
 
 
 @pytest.mark.parametrize(

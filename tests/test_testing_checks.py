@@ -287,6 +287,65 @@ def test_a_gradient_that_needs_the_first_input_to_want_one_is_caught() -> None:
     assert "no other input requires grad" in found["grad"]
 
 
+@torch.library.custom_op("test_checks::scaled_and_copied", mutates_args=())
+def scaled_and_copied_by_python(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * weight, x.clone()
+
+
+def scaled_and_copied_backward(ctx, grad: torch.Tensor, grad_copy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x, weight = ctx.saved_tensors
+    of_copy = grad_copy if ctx.mistake and not ctx.needs_input_grad[0] else 0
+    return (grad * weight + grad_copy).sum_to_size(x.shape), (grad * x + of_copy).sum_to_size(weight.shape)
+
+
+scaled_and_copied_by_python.register_fake(lambda x, weight: (x * weight, torch.empty_like(x)))
+
+
+@pytest.mark.parametrize("mistake", [False, True])
+def test_an_output_may_require_grad_in_vain(mistake: bool) -> None:
+    scaled_and_copied_by_python.register_autograd(
+        scaled_and_copied_backward,
+        setup_context=lambda ctx, inputs, output: setattr(ctx, "mistake", mistake) or ctx.save_for_backward(*inputs),
+    )
+    found = violations(
+        scaled_and_copied_by_python,
+        lambda x, weight: (x * weight, x.clone()),
+        shapes={"x": ("...",), "weight": ("...",)},
+        dtypes=[torch.float64],
+        skip=alone("grad"),
+    )
+    if mistake:
+        assert found["grad"].startswith("the gradient of output 1: expected none, got one"), found
+    else:
+        assert not found
+
+
+def in_its_order(x: torch.Tensor) -> torch.Tensor:
+    """Row-major where x is that, else column-major."""
+    y = torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x)
+    return y if x.is_contiguous() else y.t().contiguous().t()
+
+
+@torch.library.custom_op("test_checks::in_its_order", mutates_args=())
+def in_its_order_by_python(x: torch.Tensor) -> torch.Tensor:
+    return in_its_order(x)
+
+
+@torch.library.custom_op("test_checks::in_columns", mutates_args=())
+def in_columns_by_python(x: torch.Tensor) -> torch.Tensor:
+    return x.t().contiguous().t()
+
+
+def test_strides_may_be_those_of_an_input_that_was_resolved() -> None:
+    """A kernel gets an expanded tensor with a neg bit as a dense one without."""
+    x = TensorPlan((2, 2), expand=(1,), neg=True)
+    calls = [Call((x,)), Call((TensorPlan((2, 2), permutation=(1, 0)),))]
+    assert in_its_order_by_python(x.build()).stride() != in_its_order(x.build()).stride()
+    assert not violations(in_its_order_by_python, in_its_order, inputs=calls, skip=alone("strides"))
+    calls = [Call((TensorPlan((2, 2), neg=True),))]
+    assert violations(in_columns_by_python, in_its_order, inputs=calls, skip=alone("strides")).keys() == {"strides"}
+
+
 def test_a_batching_rule_that_forgets_the_dimension_is_caught() -> None:
     reference = functools.partial(torch.cumsum, dim=-1)
     assert "vmap" in violations(running_by_python, lambda x: reference(x), dtypes=[torch.float32], skip=alone("vmap"))
@@ -520,6 +579,15 @@ def test_second_derivatives_of_narrow_dtypes_may_cancel() -> None:
     assert gradients._derivatives_differ(bench, mine.double(), theirs.double(), cancels=True)
     theirs = torch.tensor([torch.inf, 5.0], dtype=torch.float16)
     assert gradients._derivatives_differ(bench, torch.tensor([torch.inf, 500.0]).half(), theirs, cancels=True)
+
+
+def test_a_sum_of_many_terms_may_round_in_another_order() -> None:
+    bench = SimpleNamespace(compare=close())
+    out_of = [torch.zeros(100, 100)]
+    theirs, once = torch.full((100,), 0.01), torch.full((100, 100), 0.01)
+    for wrong, refused in ((1e-5, False), (1e-3, True)):
+        assert bool(gradients._compared(bench, [theirs + wrong], [theirs], "it", out_of=out_of)) == refused
+    assert gradients._compared(bench, [once + 1e-5], [once], "it", out_of=out_of)
 
 
 class TestComparisons:

@@ -38,6 +38,19 @@ def test_earlier_arguments_decide_over_later_ones() -> None:
         assert found[1] == (found[0][-2], *found[0][:-2])
 
 
+def test_a_long_dimension_comes_to_each_of_those_that_are_named() -> None:
+    rows = {"x": ("N", "C", 2, "L"), "y": ("C",)}
+    drawn = TensorPlan((7,)), TensorPlan((2,)), TensorPlan((6,)), TensorPlan((5, 7))
+    assert [fit(rows, plan, plan) for plan in drawn] == [
+        [(3, 7, 2, 3), (7,)],
+        [(3, 3, 2, 2), (3,)],
+        [(6, 3, 2, 3), (3,)],
+        [(5, 7, 2, 3), (7,)],
+    ]
+    assert fit(rows, TensorPlan((5000,))) == [(1, 1, 2, 5000)]  # no longer than it is
+    assert fit({"x": ("N", 4)}, TensorPlan((7,))) == [(7, 4)]
+
+
 def test_a_layout_stays_where_there_is_room() -> None:
     plan = TensorPlan((5, 7), permutation=(1, 0), step=(2, 3), cells=((0, "nan"), (30, "inf")))
     assert reshaped(plan, (5, 4)) == dataclasses.replace(plan, shape=(5, 4), cells=((0, "nan"),))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,17 +18,20 @@ from .plan import TensorPlan
 from .registry import BOTH, stage
 
 
-def _derivatives_differ(bench: Bench, mine: torch.Tensor, theirs: torch.Tensor, *, cancels: bool = False) -> str | None:
+def _derivatives_differ(
+    bench: Bench, mine: torch.Tensor, theirs: torch.Tensor, *, terms: float = 1, cancels: bool = False
+) -> str | None:
     """Where they differ by more than orders of summation explain, and by more than the outputs may.
 
     Args:
+        terms: of about 1, that each of them is the sum of.
         cancels: they are sums of terms as large as the largest of them, which a narrow dtype has rounded.
     """
     if not (mine.is_floating_point() or mine.is_complex()):  # the tangent of a truth value
         return bench.compare(mine, theirs)
     eps = torch.finfo(mine.dtype).eps
     if mine.dtype not in (torch.float16, torch.bfloat16):
-        text = close(64 * eps)(mine, theirs)
+        text = close(64 * eps, 64 * eps * math.sqrt(terms))(mine, theirs)
     elif cancels and (finite := theirs[theirs.isfinite()]).numel():
         text = close(8 * eps, 8 * eps * max(1.0, float(finite.abs().max())))(mine, theirs)
     else:
@@ -121,8 +125,15 @@ _KINDS = (
 )  # fmt: skip
 
 
-def _compared(bench: Bench, got: Any, want: Any, what: str, *, cancels: bool = False) -> str | None:
-    """Where gradients differ, each a tensor or None."""
+def _compared(
+    bench: Bench, got: Any, want: Any, what: str, *, out_of: Sequence[torch.Tensor] = (), cancels: bool = False
+) -> str | None:
+    """Where gradients differ, each a tensor or None.
+
+    Args:
+        out_of: the gradients that they are sums of.
+    """
+    summed = sum(each.numel() for each in out_of)
     for index, (mine, theirs) in enumerate(zip(got, want, strict=True)):
         where = f"{what} of input {index}" if len(want) > 1 else what
         if theirs is None or mine is None:
@@ -134,7 +145,8 @@ def _compared(bench: Bench, got: Any, want: Any, what: str, *, cancels: bool = F
             continue
         if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
             return f"{where}: expected {tuple(theirs.shape)} of {theirs.dtype}, got {tuple(mine.shape)} of {mine.dtype}"
-        if text := _derivatives_differ(bench, mine, theirs, cancels=cancels):
+        terms = max(1.0, summed / max(1, theirs.numel()))
+        if text := _derivatives_differ(bench, mine, theirs, terms=terms, cancels=cancels):
             return f"{where}: {text}"
     return None
 
@@ -163,9 +175,10 @@ def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
     if not theirs:
         return None
     try:
-        wanted = _differentiable(bench.subject.expect(args, kwargs))
+        expected_outputs = tensors_in(bench.subject.expect(args, kwargs))
     except Exception:
         return None
+    wanted = [each for each in expected_outputs if each.requires_grad]
     args, kwargs = call.build(bench.device)
     mine = _leaves(args, kwargs, only)
     try:
@@ -174,9 +187,19 @@ def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
         return f"raised {describe(error)} for inputs that require grad"
     if not wanted:
         return _numerically(bench, call) if only is None else None
-    got = _differentiable(outputs)
-    if len(got) != len(wanted):
-        return f"{len(wanted)} outputs of the reference require grad, {len(got)} of the operator's"
+    if len(tensors_in(outputs)) != len(expected_outputs):
+        return None  # told elsewhere
+    pairs = list(zip(tensors_in(outputs), expected_outputs, strict=True))
+    got = [output for output, right in pairs if right.requires_grad]
+    if without := [each for each in got if not each.requires_grad]:
+        return f"{len(wanted)} outputs of the reference require grad, {len(got) - len(without)} of the operator's"
+    # A node marks all outputs alike; those that don't depend on the input have no gradient, or one of zeros.
+    for index, (output, right) in enumerate(pairs):
+        if output.requires_grad and not right.requires_grad:
+            incoming = _incoming(output, "dense")
+            found = torch.autograd.grad(output, mine, incoming, retain_graph=True, allow_unused=True)
+            if text := _compared(bench, found, [None] * len(mine), f"the gradient of output {index}"):
+                return text
     with torch.no_grad():
         for output, right in zip(got, wanted, strict=True):
             if output.shape != right.shape:
@@ -189,13 +212,13 @@ def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                found: Any = torch.autograd.grad(got, mine, incoming, retain_graph=True, allow_unused=True)
+                found = torch.autograd.grad(got, mine, incoming, retain_graph=True, allow_unused=True)
             except Exception as error:
                 return f"backward raised {describe(error)}"
         if any("autograd kernel was not registered" in str(each.message) for each in caught):
             return "no autograd kernel is registered: what backward gives is an accident"
         expected: Any = torch.autograd.grad(wanted, theirs, incoming, retain_graph=True, allow_unused=True)
-        if text := _compared(bench, found, expected, "the gradient"):
+        if text := _compared(bench, found, expected, "the gradient", out_of=incoming):
             return f"{text}; the gradient that comes in is {kind}"
         with torch.no_grad():
             if any(
@@ -204,7 +227,7 @@ def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
             ):
                 return f"backward changed the gradient that came in, which was {kind}"
         again = torch.autograd.grad(got, mine, incoming, retain_graph=True, allow_unused=True)
-        if text := _compared(bench, again, expected, "the gradient"):
+        if text := _compared(bench, again, expected, "the gradient", out_of=incoming):
             return f"{text}; in a second backward through the same graph"
     if bench.full and got[0].numel():
         batch = [torch.stack([each, 2 * each]) for each in (_incoming(each, "dense") for each in wanted)]
@@ -214,7 +237,7 @@ def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
             bench.tell(f"is_grads_batched: refused by torch: {describe(error)[:120]}")
         else:
             expected = torch.autograd.grad(wanted, theirs, batch, allow_unused=True, is_grads_batched=True)
-            if text := _compared(bench, found, expected, "the gradient"):
+            if text := _compared(bench, found, expected, "the gradient", out_of=batch):
                 return f"{text}; with is_grads_batched"
     return None
 

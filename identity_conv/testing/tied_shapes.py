@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from .call import Call
 from .plan import TensorPlan
 
 _UNKNOWN = 3  # the size of a dimension that the drawn tensor doesn't have
+_LONG = 4096  # elements of one that makes the others 1: they would make it longer still
 _OF_RANK = ("permutation", "step", "padding", "expand", "windows", "memory_format")
 _NAME = re.compile(r"([A-Za-z_]\w*)(?:<=(\d+))?")
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(TensorPlan)}
@@ -86,15 +88,25 @@ class Shapes:
             # What stands behind "..." is counted from the end.
             drawn = (*drawn[:before], *any_, *(drawn[-after:] if 0 < after <= len(drawn) - before else ()))
             shape = (*shape[:before], *any_, *shape[before + 1 :])
+        if len(drawn) < len(shape):
+            drawn = _spread(drawn, [isinstance(each, str) for each in shape])
 
         def size(dim: int, each: Dimension) -> int:
             if isinstance(each, int):
                 return each
-            most = self._most.get(each)
-            found = drawn[dim] if dim < len(drawn) else _UNKNOWN
+            most, found = self._most.get(each), drawn[dim]
             return sizes.setdefault(each, found if most is None or found <= most else found % (most + 1))
 
         return tuple(size(dim, each) for dim, each in enumerate(shape))
+
+
+def _spread(drawn: tuple[int, ...], named: Sequence[bool]) -> tuple[int, ...]:
+    """Sizes for more dimensions than were drawn, those drawn on named ones: a long one comes to each of them."""
+    missing = max(0, sum(named) - len(drawn))
+    first = sum(drawn) % (missing + 1)
+    other = _UNKNOWN if math.prod(drawn) <= _LONG else 1
+    sizes = iter((other,) * first + drawn + (other,) * missing)
+    return tuple(next(sizes) if each else other for each in named)
 
 
 def _is_dimension(given: Any) -> bool:

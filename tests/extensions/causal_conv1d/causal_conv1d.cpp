@@ -79,13 +79,13 @@ Tensor with_state(const Tensor& x, const OptionalTensor& initial_state, int64_t 
 
 Tensor before_activation(const Tensor& in, const Tensor& weight, const OptionalTensor& bias,
                          const c10::SymInt& steps) {
-  Tensor pre;
+  Tensor pre = bias ? bias->unsqueeze(1).to(in.scalar_type()) : Tensor();
   for (int64_t k = 0; k < width_of(weight); ++k) {
     const Tensor part =
         in.narrow_symint(2, k, steps).mul(weight.select(1, k).unsqueeze(1).to(in.scalar_type()));
     pre = pre.defined() ? pre.add(part) : part;
   }
-  return bias ? pre.add(bias->unsqueeze(1).to(in.scalar_type())) : pre;
+  return pre;
 }
 
 }  // namespace

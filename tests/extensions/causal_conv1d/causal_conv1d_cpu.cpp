@@ -49,9 +49,9 @@ constexpr int64_t kColumnSteps = 256;
 // --- Numbers -------------------------------------------------------------------------------------
 
 // exp to 2e-7 of itself, in operations that vectorise: 2^n by the exponent's bits and a polynomial
-// of Cephes' expf for the rest.
+// of Cephes' expf for the rest. Infinite from 88.4 on, where n is 128.
 INLINED float exp_of(float v) {
-  v = v > 88.f ? 88.f : v;
+  v = v > 89.f ? 89.f : v;
   v = v < -87.f ? -87.f : v;
   const float shifted = v * 1.44269504f + 12582912.f;  // 1.5 * 2^23: rounds to the nearest integer
   const float n = shifted - 12582912.f;
