@@ -196,8 +196,8 @@ def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
     # A node marks all outputs alike; those that don't depend on the input have no gradient, or one of zeros.
     for index, (output, right) in enumerate(pairs):
         if output.requires_grad and not right.requires_grad:
-            incoming = _incoming(output, "dense")
-            found = torch.autograd.grad(output, mine, incoming, retain_graph=True, allow_unused=True)
+            alone = _incoming(output, "dense")
+            found = torch.autograd.grad(output, mine, alone, retain_graph=True, allow_unused=True)
             if text := _compared(bench, found, [None] * len(mine), f"the gradient of output {index}"):
                 return text
     with torch.no_grad():
