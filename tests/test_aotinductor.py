@@ -94,7 +94,7 @@ mapped = utils.determine_aoti_mmap_flags
 utils.determine_aoti_mmap_flags = codecache.determine_aoti_mmap_flags = lambda size: mapped(size * MULTIPLE)
 model = torch.nn.Linear(64, 64, device=sys.argv[3])
 program = identity_conv.export(model, (torch.randn(2, 64, device=sys.argv[3]),))
-given = {"cpp.cxx": (None, sys.argv[2])} | GIVEN
+given = {"cpp.cxx": (None, sys.argv[2]), "cpp.vec_isa_ok": True} | GIVEN
 try:
     aotinductor.compile_program(program, Path(sys.argv[1]), aotinductor.configs(given))
 finally:
