@@ -177,7 +177,9 @@ class TestRecord:
 
     def test_check_op_misses_nothing_and_raises_no_false_alarm(self) -> None:
         ours = self.ours()
-        assert ours["cpu"]["mutants"] == len([kernel for kernel in ON_CPU if not kernel.needs])
+        without_needs = [kernel for kernel in ON_CPU if not kernel.needs]  # such as more memory than there was
+        assert len(without_needs) <= ours["cpu"]["mutants"] <= len(ON_CPU)
+        assert ours["cpu"]["calls"] > 100_000
         assert ours["cuda"]["mutants"] >= 15
         for record in ours.values():
             assert not record["missed"]
