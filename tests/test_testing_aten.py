@@ -1,4 +1,4 @@
-"""torch's own operators on the CPU, each held against a formula: about an hour, in which nothing false may be said."""
+"""torch's own operators on the CPU, each held against a formula: a night's work, in which nothing false may be said."""
 
 from __future__ import annotations
 
