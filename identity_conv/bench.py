@@ -137,7 +137,18 @@ def _took(work: Callable[[], object]) -> float:
 
 
 def timer(call: Callable[[], Any], device: str, bytes_moved: int) -> Callable[[], float]:
-    """Times one call; many of a short one, whose own cost would drown in the clock's."""
+    """What times one call: for :func:`compare`, which calls it by turns with another's.
+
+    Many of a short call are timed together, since one would drown in the clock's own cost. A longer one on a GPU is
+    timed there, behind a write of more bytes than the L2 holds.
+
+    Args:
+        device: "cpu" or "cuda".
+        bytes_moved: about as many as the call reads and writes, which tells how long it is.
+
+    Returns:
+        A function that makes the call, once or many times, and returns the seconds of one.
+    """
     import torch
 
     if device == "cuda" and bytes_moved > 1 << 20:

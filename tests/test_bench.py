@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,15 @@ def test_a_ratio_is_ours_by_the_baseline() -> None:
 
 def test_a_difference_within_the_spread_is_noise() -> None:
     assert turns([1.0, 1.1, 0.9, 1.0, 1.2, 0.8, 1.1, 0.9], [1.0] * 8).verdict == "noise"
+
+
+@pytest.mark.parametrize(("bytes_moved", "calls"), [(1 << 30, 1), (8000, 200)])
+def test_a_timer_tells_the_seconds_of_one_call(bytes_moved: int, calls: int) -> None:
+    made: list[float] = []
+    timed = bench.timer(lambda: made.append(time.sleep(0.002)), "cpu", bytes_moved)
+    assert not made
+    assert 0.002 <= timed() < 0.1
+    assert len(made) == calls
 
 
 def test_which_goes_first_alternates() -> None:

@@ -97,7 +97,7 @@ def test_it_is_the_formula_at_full(ext: Extension, device: str, width: int) -> N
 
 
 def test_silu_where_its_tail_has_ended(ext: Extension, device: str) -> None:
-    x = torch.tensor([-3e38, -1e38, -1e20, -200.0, -100.0, -89.0, -88.0, 88.0, 3e38], device=device)
+    x = torch.tensor([-3e38, -1e38, -1e20, -200.0, -100.0, -89.0, -88.0, -1.0, 88.0], device=device)
     mine, theirs = (x[None, :, None].clone().requires_grad_() for _ in range(2))
     y, _ = ext.ops.forward(mine, torch.tensor([[0.0, 1.0]], device=device).expand(len(x), 2), silu=True)
     assert_close("y", y, F.silu(theirs.double()).cpu())
