@@ -672,6 +672,34 @@ class TestIsolation:
         assert self.run([0], perform, limit=20.0) == [(0, float(1 << 21))]
 
 
+def test_outputs_on_a_gpu_may_lie_in_each_others_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = torch.full(
+        (6, 512), 0xA5, dtype=torch.uint8
+    )  # before, place and behind, of an output of 16 bytes and one of 8
+    first, second = blocks[1], blocks[4]
+    allocations = memory.DeviceAllocations("cuda")
+    allocations._poison, allocations._alone = 0xA5, True
+    allocations._holes = [
+        (place.data_ptr(), size, before, behind)
+        for (before, place, behind), size in ((blocks[:3], 16), (blocks[3:], 8))
+    ]
+
+    def bytes_at(address: int, size: int, device: str) -> torch.Tensor:
+        start = address - blocks.data_ptr()
+        return blocks.view(-1)[start : start + size]
+
+    def output(place: torch.Tensor, size: int) -> SimpleNamespace:
+        storage = SimpleNamespace(data_ptr=place.data_ptr, nbytes=lambda: size)
+        return SimpleNamespace(untyped_storage=lambda: storage)
+
+    monkeypatch.setattr(memory, "device_bytes", bytes_at)
+    outputs = [output(second, 16), output(first, 8)]
+    second[:16], first[:8] = 1, 2
+    assert allocations.look(outputs) is None
+    first[8] = 3
+    assert allocations.look(outputs) == "0 bytes behind a block of 8 bytes"
+
+
 @pytest.mark.gpu
 class TestOnCuda:
     @pytest.mark.parametrize("kind", ["aten.clone", "aten.neg by name", "the identity", "torch.library.custom_op"])

@@ -129,14 +129,16 @@ class DeviceAllocations:
 
     def look(self, outputs: Sequence[torch.Tensor]) -> str | None:
         """Where memory beside an output was written: ``4 bytes behind a block of 64 bytes``."""
-        starts = {each.untyped_storage().data_ptr() for each in outputs}
-        for start, size, before, behind in self._holes:
+        # Outputs of one size, rounded, may lie in each other's holes.
+        sizes = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in outputs}
+        for start, expected, before, behind in self._holes:
+            size = sizes.get(start, expected)
             slack = -size % _BLOCK
-            if slack and self._alone and start in starts:
+            if slack and self._alone and start in sizes:
                 text = self._first(device_bytes(start + size, slack, self._device), size, 0)
                 if text:
                     return text
-            if text := self._first(behind, size, slack):
+            if text := self._first(behind, size, behind.data_ptr() - start - size):
                 return text
             if bool((before != self._poison).any()):
                 return f"up to {_BLOCK} bytes before a block of {size} bytes"
