@@ -156,6 +156,7 @@ def test_a_kill_at_any_moment_leaves_a_cache_that_works(source: Path, tmp_path: 
 
 
 @pytest.mark.night
+@pytest.mark.timeout(1800)
 def test_many_kills_at_any_moment_leave_a_cache_that_works(source: Path, tmp_path: Path) -> None:
     kill_at_random(source, tmp_path, 40)
 

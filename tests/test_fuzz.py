@@ -134,6 +134,10 @@ def check_input(package: identity_conv.Package, case: int) -> None:
         y, refusal = package(x), None
     except identity_conv.InputError as error:
         y, refusal = None, str(error)
+    except identity_conv.ExecutionError as error:
+        assert 0 in x.shape[2:]  # for torch's convolution, too, such an image is smaller than its kernel
+        assert "Kernel size can't be greater than actual input size" in str(error)
+        return
     if refusal is None:
         torch.testing.assert_close(y, x, rtol=1e-5, atol=1e-5)
     else:

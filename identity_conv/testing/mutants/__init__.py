@@ -8,7 +8,7 @@ Example::
 
     >>> from identity_conv.testing import mutants
     >>> mutants.kill_score(mutants.checked)  # doctest: +SKIP
-    check_op: caught 80 of 80, for the right reason 80, false alarms 0 of 13 in 18213 calls, 241 s
+    check_op, check_class: caught 95 of 95, for the right reason 95, false alarms 0 of 16 in 20942 calls, 714 s
 """
 
 from __future__ import annotations
