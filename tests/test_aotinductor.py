@@ -233,5 +233,5 @@ def test_an_interrupt_at_a_terminal_ends_the_compilers(tmp_path: Path) -> None:
     begin = time.monotonic()
     os.killpg(compiling.process.pid, signal.SIGINT)
     assert "KeyboardInterrupt" in compiling.finish()
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
     assert not compiling.is_at_it()
