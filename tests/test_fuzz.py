@@ -134,9 +134,8 @@ def check_input(package: identity_conv.Package, case: int) -> None:
         y, refusal = package(x), None
     except identity_conv.InputError as error:
         y, refusal = None, str(error)
-    except identity_conv.ExecutionError as error:
-        assert 0 in x.shape[2:]  # for torch's convolution, too, such an image is smaller than its kernel
-        assert "Kernel size can't be greater than actual input size" in str(error)
+    except identity_conv.ExecutionError:
+        assert 0 in x.shape[2:]  # torch's convolution says of such an image that its kernel is larger
         return
     if refusal is None:
         torch.testing.assert_close(y, x, rtol=1e-5, atol=1e-5)

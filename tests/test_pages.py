@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from support_build import ROOT, run_bash
 from support_pages import INSTALLING, PAGES, blocks
 
 import identity_conv
-from identity_conv import errors, settings
+from identity_conv import bench, errors, settings
 from identity_conv.testing.registry import CHECKS
 
 README = ROOT / "README.md"
@@ -83,6 +84,22 @@ def test_every_page_is_linked_from_readme() -> None:
 def test_every_setting_stands_in_the_table() -> None:
     rows = [f"| `{each.name}` | {each.kind} | {each.default} | {each.meaning} |" for each in settings.ALL]
     assert "\n".join(rows) in (DOCS / "environment.md").read_text()
+
+
+def test_every_figure_of_speed_is_one_of_a_record() -> None:
+    records = [json.loads(file.read_text()) for file in (ROOT / "tests" / "records").glob("bench*.json")]
+    tables = [bench.table(record).split("\n\n") for record in records]
+    for page in (README, DOCS / "speed.md"):
+        told = re.findall(r"^(.+)\n\n(\| what \| µs .*\n(?:\|.*\n)+)", page.read_text(), re.MULTILINE)
+        assert told, page
+        for machine, rows in told:
+            assert any(machine == of and {*rows.splitlines()} <= {*table.splitlines()} for of, table in tables), (
+                f"{page}: {machine}"
+            )
+
+
+def test_every_suite_of_bench_stands_in_the_table() -> None:
+    assert re.findall(r"^\| `(\w+)` \|", (DOCS / "speed.md").read_text(), re.MULTILINE) == [*bench.SUITES]
 
 
 def test_every_check_stands_in_the_table() -> None:
