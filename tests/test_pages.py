@@ -99,7 +99,8 @@ def test_every_figure_of_speed_is_one_of_a_record() -> None:
 
 
 def test_every_suite_of_bench_stands_in_the_table() -> None:
-    assert re.findall(r"^\| `(\w+)` \|", (DOCS / "speed.md").read_text(), re.MULTILINE) == [*bench.SUITES]
+    told = re.findall(r"^\| `(\w+)` \|", (DOCS / "speed.md").read_text(), re.MULTILINE)
+    assert sorted(told) == sorted(bench.SUITES)
 
 
 def test_every_check_stands_in_the_table() -> None:
