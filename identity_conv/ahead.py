@@ -61,13 +61,17 @@ def find_extension(name: str, *, as_far_as_it_comes: bool = False) -> Extension:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module_name), attribute, None)
+        names = vars(importlib.import_module(module_name))
     except Exception as error:  # whatever an author's module runs into
-        found = _names_until(error, module_name).get(attribute) if as_far_as_it_comes else None
-        if found is None:
+        names = _names_until(error, module_name) if as_far_as_it_comes else {}
+        if attribute not in names:
             raise ValueError(f"{name}: {module_name} can't be imported ({type(error).__name__}: {error})") from error
+    found = names.get(attribute)
     if not isinstance(found, Extension):
-        raise ValueError(f"{name}: {module_name} has no Extension named {attribute}, got {type(found).__name__}")
+        others = [each for each, value in names.items() if isinstance(value, Extension)]
+        raise ValueError(
+            f"{name}: {module_name} has no Extension named {attribute}, but {', '.join(others) or 'none at all'}"
+        )
     return found
 
 

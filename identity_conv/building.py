@@ -259,7 +259,7 @@ class Target:
         units = _join(sources, folder) if self.kind == "archive" else sources
         log = folder / cache.LOG
         try:
-            last_seconds = cache.last_seconds(self.name)
+            last_seconds = cache.last_seconds(self.name, self.file_name)
             with progress.building(self.file_name, sources, len(units), folder, str(cxx), archs, last_seconds):
                 return self._compile(folder, units, archives, cxx, ninja, jobs, archs)
         except (RuntimeError, UnicodeDecodeError) as error:
@@ -403,7 +403,13 @@ _FIRST_ERROR = re.compile(
 )
 
 
+_REQUIRED_FROM = re.compile(r"^(\S+:\d+:\d+):\s+required from here$", re.MULTILINE)
+
+
 def _describe_failure(file_name: str, output: str, log: Path) -> str:
     first = _FIRST_ERROR.search(output)
     line = first.group().strip() if first else output.strip().split("\n")[-1]
+    # An error in a header's template names the author's own line before, as the last of those that led to it.
+    if first and (asked := _REQUIRED_FROM.findall(output, 0, first.start())):
+        line = f"{line}, required from {asked[-1]}"
     return f"{file_name} doesn't build: {line} (the whole output is in {log})"

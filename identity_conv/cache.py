@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import stat
@@ -333,11 +334,17 @@ def _latest(name: str) -> Entry | None:
     return next((entry for entry in entries() if entry.name == name and entry.finished), None)
 
 
-def last_seconds(name: str) -> float | None:
-    """How long the latest finished build of `name` took; None where there is none, or it doesn't say."""
-    latest = _latest(name)
+def last_seconds(name: str, file_name: str) -> float | None:
+    """How long the latest finished build of `name` took that made `file_name`; None where no build says."""
+    finished = (entry for entry in entries() if entry.name == name and entry.finished)
+    latest = next((entry for entry in finished if (entry.folder / file_name).exists()), None)
     seconds = (_read_json(latest.folder / STAMP) or {}).get("seconds") if latest else None
     return seconds if isinstance(seconds, float) else None
+
+
+def _short(part: str) -> str:
+    """A digest by its first digits, which tell it from another; anything else as it is."""
+    return f"{part[:12]}…" if re.fullmatch(r"[0-9a-f]{64}", part) else part
 
 
 def differences(name: str, parts: dict[str, str], located: Callable[[str], Path]) -> list[str]:
@@ -350,7 +357,7 @@ def differences(name: str, parts: dict[str, str], located: Callable[[str], Path]
         return [f"there is no finished build of {name}"]
     built = _read_json(latest.folder / KEY) or {}
     return [
-        f"{part}: {built.get(part, 'none')} → {parts.get(part, 'none')}"
+        f"{part}: {_short(built.get(part, 'none'))} → {_short(parts.get(part, 'none'))}"
         for part in sorted({*built, *parts})
         if built.get(part) != parts.get(part)
     ] + [f"{file}: changed since" for file in _changed(_read_json(latest.folder / STAMP) or {}, located)]

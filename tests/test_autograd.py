@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from test_fakes import FIXTURES
@@ -101,6 +103,24 @@ def test_mistakes_are_named(ops) -> None:
     y = ops.few(numbers(3), numbers(3))
     with pytest.raises(RuntimeError, match=r"test_node::few: backward must return 2 gradients, .* got 1"):
         y.sum().backward()
+
+
+def test_a_backward_that_takes_other_arguments_is_named_with_its_line(tmp_path: Path) -> None:
+    source = tmp_path / "short.cpp"
+    source.write_text(
+        """#include <identity_conv/autograd.h>
+struct Short {
+  static constexpr auto kOperator = "test_short::scale";
+  using Signature = at::Tensor(const at::Tensor&);
+  static at::Tensor backward(const at::Tensor& grad, const at::Tensor& x, double factor) { return grad; }
+};
+TORCH_LIBRARY_IMPL(test_short, Autograd, m) { m.impl("scale", identity_conv::differentiable<Short>()); }
+"""
+    )
+    with pytest.raises(CompileError) as caught:
+        Extension("test_short", [source]).build()
+    assert "backward must take the gradient of each output, and after them nothing, or every" in str(caught.value)
+    assert f"required from {source}:7:" in str(caught.value)
 
 
 def test_tensors_that_would_lose_their_gradients_do_not_compile() -> None:

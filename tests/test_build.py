@@ -19,7 +19,7 @@ from support_build import MARK_AS_COMMAND, TINY, environment, listing, stderr_of
 
 from identity_conv import BuildError, CompileError, Extension, ToolchainError, ops, toolchain
 from identity_conv.building import Target
-from identity_conv.cache import STAMP, entries
+from identity_conv.cache import STAMP, entries, last_seconds
 
 # A build that waits for ever is a failure too.
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("cache")]
@@ -141,6 +141,7 @@ class TestBuild:
         Extension("tiny", [source]).build()
         (last,) = re.findall(r"tiny\.cpp; ([\d.]+) s last time$", capfd.readouterr().err, re.MULTILINE)
         assert abs(float(took) - float(last)) < 0.5
+        assert last_seconds("tiny", "libtiny.a") is None  # nobody has made that of this name
 
     @pytest.mark.parametrize("way", ["macro", "-I flag", "-include flag", "linked object"])
     def test_is_made_again_when_a_file_changes_that_only_the_compilers_know(

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -396,8 +397,11 @@ class TestCacheCommand:
         Extension("tiny", [source]).build()
         done = run_python("-m", "identity_conv", "cache", "explain", "authors:ext", **path)
         assert done.stdout.startswith("tiny: built, ")
+        source.write_text(f"{source.read_text()}\n// changed\n")
+        done = run_python("-m", "identity_conv", "cache", "explain", "authors:ext", **path)
+        assert re.search(r"source tiny\.cpp: [0-9a-f]{12}… → [0-9a-f]{12}…$", done.stdout, re.MULTILINE)
         for name, sentence in [
-            ("authors:nothing", "has no Extension named nothing"),
+            ("authors:nothing", "has no Extension named nothing, but ext"),
             ("authors", "an extension is named MODULE:EXTENSION, got 'authors'"),
             ("nobody:ext", "nobody can't be imported (ModuleNotFoundError: No module named 'nobody')"),
             ("broken:ext", "broken can't be imported (SyntaxError: "),

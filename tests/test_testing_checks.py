@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -256,6 +257,27 @@ def test_a_wrong_gradient_is_caught_whatever_a_required_number_may_be() -> None:
 def test_a_right_gradient_passes_where_some_numbers_have_none() -> None:
     checked = alone("grad", "second_order")
     check_op(softcap_by_python, lambda x, cap: cap * torch.tanh(x / cap), dtypes=[torch.float64], skip=checked)
+
+
+@pytest.mark.parametrize("greater", [torch.gt, torch.ge])
+def test_a_gradient_is_looked_at_where_a_function_has_its_kink(greater: Callable) -> None:
+    @torch.library.custom_op(f"test_checks::leaky_{greater.__name__}", mutates_args=())
+    def leaky(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, x, 0.1 * x)
+
+    leaky.register_fake(torch.empty_like)
+    leaky.register_autograd(
+        lambda ctx, grad: torch.where(greater(ctx.saved_tensors[0], 0), grad, 0.1 * grad),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    found = violations(
+        leaky, lambda x: torch.nn.functional.leaky_relu(x, 0.1), dtypes=[torch.float64], skip=alone("grad")
+    )
+    assert ("grad" in found) == (greater is torch.ge), found
+
+
+def test_a_gradient_that_is_infinite_at_0_passes() -> None:
+    check_op(torch.ops.aten.sqrt.default, lambda x: x**0.5, dtypes=[torch.float64], skip=alone("grad", "forward_ad"))
 
 
 @pytest.mark.parametrize("check", ["grad", "second_order", "forward_ad"])
@@ -521,6 +543,13 @@ def test_wrong_use_is_said_in_one_sentence(op, reference, arguments, sentence: s
     with pytest.raises((ValueError, TypeError), match=sentence) as caught:
         check_op(op, reference, **arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_a_check_tells_what_to_write_where_a_fake_is_missing() -> None:
+    ops = identity_conv.Extension("test_unfaked", [EXTENSIONS / "unfaked.cpp"]).load().ops
+    found = violations(ops.half, lambda x: x * 0.5, dtypes=[torch.float32], skip=alone("fake", "symbolic"))
+    for check in ("fake", "symbolic"):
+        assert 'identity_conv::output_like(m, "half", "x")' in found[check]
 
 
 def test_given_calls_are_all_that_is_looked_at() -> None:

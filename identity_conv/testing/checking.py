@@ -493,7 +493,10 @@ def _given_calls(subject: Any, inputs: Any) -> tuple[Call, ...] | None:
     for each in inputs:
         call = each if isinstance(each, Call) else Call(tuple(each) if isinstance(each, tuple | list) else (each,))
         if not call.plans:
-            raise ValueError(f"inputs: a call must have a TensorPlan for each of its tensors, got {each!r}")
+            raise ValueError(
+                "inputs: a call must have a TensorPlan for each of its tensors, such as "
+                f"TensorPlan((2, 3), torch.float32), got {each!r}"
+            )
         if subject.fit(call) != call:
             raise ValueError(f"inputs: a call must have the shapes that shapes= says, got {each!r}")
         args, kwargs = call.build()

@@ -489,10 +489,9 @@ def extent(x: torch.Tensor) -> tuple[int, int]:
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
-def describe(error: BaseException) -> str:
-    """An error's type and first line, or that it has no text."""
-    lines = str(error).strip().splitlines()
-    text = lines[0][:300] if lines else ""
+def describe(error: BaseException, lines: int = 1) -> str:
+    """An error's type and its first lines, or that it has no text."""
+    text = "\n".join(line[:300] for line in str(error).strip().splitlines()[:lines])
     return f"{type(error).__name__}: {text}" if text else f"{type(error).__name__} without a text"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +79,25 @@ def _calls(bench: Bench) -> Iterator[Call]:
         # With a factor of 0, say, a right gradient may be NaN.
         yield from filter(bench.subject.tells, bench.subject.numbered(TensorPlan((2, 3), dtype), schema.ORDINARY))
         yield from map(bench.subject.fit, _broadcast(bench.subject.call(TensorPlan((4, 3), dtype))))
+
+
+def _at_zero(bench: Bench) -> Iterator[Call]:
+    """A call with 0 and -0, where many functions have a kink, if the reference has a finite gradient there."""
+    for dtype in [] if bench.settings.given_calls is not None else _floating(bench):
+        call = bench.subject.call(TensorPlan((2, 3), dtype, cells=((0, "0"), (1, "-0"))))
+        if not dtype.is_complex and _is_finite_gradient(bench, call):
+            yield call
+
+
+def _is_finite_gradient(bench: Bench, call: Call) -> bool:
+    args, kwargs = call.build(bench.device)
+    leaves = _leaves(args, kwargs)
+    try:
+        outputs = _differentiable(bench.subject.expect(args, kwargs))
+        found = torch.autograd.grad(outputs, leaves, [torch.ones_like(each) for each in outputs], allow_unused=True)
+    except Exception:
+        return False  # told of elsewhere, or not differentiable
+    return all(each is None or bool(each.isfinite().all()) for each in found)
 
 
 def _broadcast(call: Call) -> Iterator[Call]:
@@ -157,7 +177,7 @@ def gradients(bench: Bench, start: int) -> None:
     subject = bench.subject
     if subject.writes or not (_floating(bench) or bench.settings.given_calls):
         return
-    for call in bench.each(_calls(bench), start):
+    for call in bench.each(itertools.chain(_calls(bench), _at_zero(bench)), start):
         several = len(_leaves(*call.build("meta")))
         for only in (None, *range(several if several > 1 else 0)):
             if text := _first_order(bench, call, only):
@@ -370,7 +390,7 @@ def forward_mode(bench: Bench, start: int) -> None:
     if bench.subject.writes:
         return
     noted = False
-    for call in bench.each(_calls(bench), start):
+    for call in bench.each(itertools.chain(_calls(bench), _at_zero(bench)), start):
 
         def tangents(function: Callable[..., Any], kind: str, call: Call = call) -> list[torch.Tensor | None]:
             args, kwargs = call.build(bench.device)

@@ -97,7 +97,8 @@ class Violation:
     @property
     def line(self) -> str:
         """What was violated, and by which call, in one line."""
-        return f"{self.check} ({self.device}): {self.sentence}" + (f", with {self.case!r}" if self.case else "")
+        sentence = self.sentence.partition("\n")[0]
+        return f"{self.check} ({self.device}): {sentence}" + (f", with {self.case!r}" if self.case else "")
 
 
 @dataclass

@@ -66,6 +66,9 @@ def _calls(bench: Bench) -> Iterator[Call]:
     yield from bench.subject.numbered(TensorPlan((2, 3), first), schema.FINITE)
 
 
+_REMEDY_LINES = 12  # that an error may have which says what to write
+
+
 @stage("fake")
 def fakes(bench: Bench, start: int) -> None:
     """What the fake says, held against the real output, or the reference's where the operator is wrong."""
@@ -95,7 +98,7 @@ def fakes(bench: Bench, start: int) -> None:
             except Exception as error:
                 if elsewhere:
                     continue  # the operator needn't have that device
-                bench.violate("fake", f"none, or it fails: {describe(error)}", call)
+                bench.violate("fake", f"none, or it fails: {describe(error, _REMEDY_LINES)}", call)
                 return
             if len(faked) != len(real):
                 bench.violate("fake", f"gives {len(faked)} tensors, the operator {len(real)}", call)
@@ -171,7 +174,7 @@ def symbolic(bench: Bench, start: int) -> None:
         try:
             found = _symbolic(subject.run, args, kwargs, static)
         except Exception as error:
-            bench.violate("symbolic", f"the fake fails with symbolic sizes: {describe(error)}", call)
+            bench.violate("symbolic", f"the fake fails with symbolic sizes: {describe(error, _REMEDY_LINES)}", call)
             return
         fixed, sizes, concrete = found
         before = expected[0] if expected else set()
