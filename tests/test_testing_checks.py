@@ -260,7 +260,7 @@ def test_a_right_gradient_passes_where_some_numbers_have_none() -> None:
 
 
 @pytest.mark.parametrize("greater", [torch.gt, torch.ge])
-def test_a_gradient_is_looked_at_where_a_function_has_its_kink(greater: Callable) -> None:
+def test_another_gradient_at_a_kink_is_told_and_no_violation(greater: Callable) -> None:
     @torch.library.custom_op(f"test_checks::leaky_{greater.__name__}", mutates_args=())
     def leaky(x: torch.Tensor) -> torch.Tensor:
         return torch.where(x > 0, x, 0.1 * x)
@@ -270,14 +270,18 @@ def test_a_gradient_is_looked_at_where_a_function_has_its_kink(greater: Callable
         lambda ctx, grad: torch.where(greater(ctx.saved_tensors[0], 0), grad, 0.1 * grad),
         setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
     )
-    found = violations(
-        leaky, lambda x: torch.nn.functional.leaky_relu(x, 0.1), dtypes=[torch.float64], skip=alone("grad")
-    )
-    assert ("grad" in found) == (greater is torch.ge), found
+    for dtype in (torch.float64, torch.float32):
+        report = check_op(
+            leaky, lambda x: torch.nn.functional.leaky_relu(x, 0.1), dtypes=[dtype], skip=alone("grad", "values")
+        )
+        assert ("a function with a kink has several gradients" in str(report)) == (greater is torch.ge), report
 
 
-def test_a_gradient_that_is_infinite_at_0_passes() -> None:
-    check_op(torch.ops.aten.sqrt.default, lambda x: x**0.5, dtypes=[torch.float64], skip=alone("grad", "forward_ad"))
+@pytest.mark.parametrize("op", ["sqrt", "sign"])
+def test_where_there_is_no_gradient_at_0_nothing_is_told(op: str) -> None:
+    formulas = {"sqrt": lambda x: x**0.5, "sign": lambda x: (x > 0).to(x.dtype) - (x < 0).to(x.dtype)}
+    report = check_op(f"aten::{op}", formulas[op], dtypes=[torch.float64], skip=alone("grad"))
+    assert "kink" not in str(report)
 
 
 @pytest.mark.parametrize("check", ["grad", "second_order", "forward_ad"])
