@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -298,7 +299,7 @@ class Subject:
         """Whether its gradient was registered from Python, where torch has no forward mode."""
         if self.overload is None:
             return True
-        lines = torch._C._dispatch_dump(self.entry).splitlines()
+        lines = _dump(self.entry).splitlines()
         return any(line.startswith("Autograd") and ".py:" in line for line in lines)
 
     @property
@@ -316,8 +317,8 @@ class Subject:
         libraries = []
         for library in map(str, torch.ops.loaded_libraries):
             registered = namespaces(Path(library))  # of one that others loaded nothing is known
-            if not space or not registered or space in registered:
-                libraries.append(library)
+            if (not space or not registered or space in registered) and Path(library).exists():
+                libraries.append(library)  # one that is gone since it was loaded has no say in a new process
         definition = torch._library.custom_ops.OPDEFS.get(self.qualified or "")
         modules = [definition._init_fn.__module__] if definition is not None else []
         if any("libidentity_conv_ops" in each for each in libraries):
@@ -326,6 +327,9 @@ class Subject:
         return libraries, [each for each in modules if each in sys.modules and each != "__main__"]
 
     def __getstate__(self) -> dict[str, Any]:
+        homeless = self.overload is not None and self.qualified not in torch._library.custom_ops.OPDEFS
+        if homeless and re.search(r"^debug: registered at .*\.py:\d+$", _dump(self.entry), re.MULTILINE):
+            raise ValueError(f"{self.qualified} is defined by a torch.library.Library in Python")
         return {
             "op": _entry_of(self.op),
             "reference": _entry_of(self.reference),
@@ -337,6 +341,11 @@ class Subject:
     def __setstate__(self, state: dict[str, Any]) -> None:
         load(state["homes"])
         self.__init__(state["op"], state["reference"], state["given"], state["shapes"])  # type: ignore[misc]
+
+
+def _dump(entry: str) -> str:
+    """What the dispatcher knows of an operator."""
+    return torch._C._dispatch_dump(entry)
 
 
 def load(homes: tuple[list[str], list[str]]) -> None:

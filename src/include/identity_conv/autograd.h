@@ -262,19 +262,24 @@ struct Differentiable<G, R(Args...)> {
   }
 
   // Whether backward can be called with the arguments, where it wants them.
+  static constexpr bool takes_arguments() {
+    if constexpr (is_list) {
+      return std::is_invocable_v<decltype(G::backward), const variable_list&,
+                                 const std::decay_t<Args>&...>;
+    } else {
+      return takes_arguments(std::make_index_sequence<Outputs<R>::count>());
+    }
+  }
   template <size_t... I>
   static constexpr bool takes_arguments(std::index_sequence<I...>) {
-    using Backward = decltype(G::backward);
-    return is_list
-               ? std::is_invocable_v<Backward, const variable_list&, const std::decay_t<Args>&...>
-               : std::is_invocable_v<Backward, decltype((void)I, std::declval<const Tensor&>())...,
-                                     const std::decay_t<Args>&...>;
+    return std::is_invocable_v<decltype(G::backward),
+                               decltype((void)I, std::declval<const Tensor&>())...,
+                               const std::decay_t<Args>&...>;
   }
 
   template <class... As>
   static variable_list backward(const variable_list& grads, const As&... args) {
-    static_assert(!wants_arguments() ||
-                      takes_arguments(std::make_index_sequence<is_list ? 0 : Outputs<R>::count>()),
+    static_assert(!wants_arguments() || takes_arguments(),
                   "identity_conv::differentiable: backward must take the gradient of each output, "
                   "and after them nothing, or every argument of Signature");
     if constexpr (is_list) {
