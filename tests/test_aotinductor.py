@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -161,10 +160,6 @@ class Compiling:
         notes = [line.split() for line in self.noted.read_text().splitlines()]
         return [words for first, *words in notes if first == what]
 
-    def is_at_it(self) -> bool:
-        """Whether one of the compilers for headers runs."""
-        return any(Path("/proc", process).exists() for process, *_ in self.commands("begin"))
-
 
 def flags(words: list[str]) -> set[str]:
     """Those by which a compiler takes a precompiled header or leaves it."""
@@ -225,13 +220,3 @@ def test_an_interrupt_leaves_no_compiler_running(tmp_path: Path) -> None:
     assert "KeyboardInterrupt" in compiling.finish()
     assert compiling.order() == ["begin", "begin", "end", "end", "left"]
     assert not compiling.package.exists()
-
-
-def test_an_interrupt_at_a_terminal_ends_the_compilers(tmp_path: Path) -> None:
-    compiling = Compiling(tmp_path, seconds=100)
-    compiling.wait_for_headers()
-    begin = time.monotonic()
-    os.killpg(compiling.process.pid, signal.SIGINT)
-    assert "KeyboardInterrupt" in compiling.finish()
-    assert time.monotonic() - begin < 60
-    assert not compiling.is_at_it()
