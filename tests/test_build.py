@@ -626,6 +626,7 @@ class TestCuda:
         assert found is not None
         assert (found / "include" / "cuda_runtime.h").is_file()
 
+    @pytest.mark.timeout(300)  # nvcc makes forty kernels
     def test_the_worked_example_is_built_for_the_gpu(self, cuda_source: Path) -> None:
         assert b"sm_90" in ops.targets.operators().build().read_bytes()
 

@@ -12,7 +12,7 @@ ops = extension.ops
 
 
 def reference(x, residual=None, weight=None, eps=1e-6):
-    if x.dim() == 0 or eps < 0:
+    if x.dim() == 0 or not eps >= 0:
         raise ValueError("x must have a dimension at least, and eps must be 0 or more")
     if residual is not None:
         x = residual.add_(x)
