@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from support_build import run_python
 
-from identity_conv.testing import memory, mutants
+from identity_conv.testing import isolation, memory, mutants
 from identity_conv.testing.mutants import MUTANTS, RIGHT, Kernel, Outcome, Score, Verdict
 from identity_conv.testing.registry import CHECKS
 
@@ -78,6 +79,23 @@ class TestWitnesses:
     def test_none_proves_a_right_kernel_wrong(self) -> None:
         assert [kernel.name for kernel, wrong in mutants.witnessed(present(ON_CPU), right_one) if wrong] == []
 
+    def test_autograd_that_has_begun_proves_nothing_wrong(self) -> None:
+        # Its threads don't survive a fork, in a torch with CUDA.
+        program = f"""
+import sys
+
+import torch
+
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_mutants import mutants, named, right_one
+
+torch.ones(1, requires_grad=True).sum().backward()
+print([wrong for _, wrong in mutants.witnessed(named("grad_missing", "tail_lost"), right_one)])
+print([wrong for _, wrong in mutants.witnessed(named("grad_missing", "tail_lost"))])
+"""
+        done = run_python("-c", program)
+        assert done.stdout.splitlines() == ["[False, False]", "[True, True]"], done.stderr
+
     @pytest.mark.gpu
     def test_each_proves_its_mutant_wrong_on_cuda(self) -> None:
         assert [kernel.name for kernel, wrong in mutants.witnessed(present(ON_CUDA)) if not wrong] == []
@@ -95,6 +113,10 @@ class TestChecker:
     @pytest.mark.parametrize("kernel", marked([kernel for kernel in ON_CPU if "GiB" not in kernel.needs]))
     def test_a_mutant_is_caught_for_its_own_bug(self, kernel: Kernel) -> None:
         assert {*caught(kernel)} & {*kernel.checks}
+
+    def test_a_fresh_process_has_the_other_objects_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(isolation, "fork_serves", lambda: False)
+        assert "state" in caught(*named("Shared"))
 
     @pytest.mark.night
     def test_a_mutant_that_needs_much_memory_is_caught(self) -> None:

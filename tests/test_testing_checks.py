@@ -598,14 +598,14 @@ square_by_python.register_fake(torch.empty_like)
 def test_a_fresh_process_does_without_a_library_that_is_gone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong
 ) -> None:
-    monkeypatch.setattr(checking_module, "_fork_serves", lambda: False)
+    monkeypatch.setattr(isolation, "fork_serves", lambda: False)
     gone = tmp_path / "libgone.so"
     monkeypatch.setattr(torch.ops, "loaded_libraries", {*torch.ops.loaded_libraries, str(gone)})
     assert not violations(wrong.copied, skip=alone("values"))
 
 
 def test_what_only_this_process_has_is_looked_at_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking_module, "_fork_serves", lambda: False)
+    monkeypatch.setattr(isolation, "fork_serves", lambda: False)
     library = torch.library.Library("test_checks_here", "FRAGMENT")
     library.define("copy(Tensor x) -> Tensor")
     library.impl("copy", torch.clone, "CPU")

@@ -333,29 +333,13 @@ class _Once:
 
 def _isolation_for(settings: Settings, device: str) -> str:
     """How calls on a device are kept from this process: by a fork, a fresh process, or not at all."""
-    if torch.device(device).type == "cpu" and _fork_serves():
+    if isolation.way(device) == "fork":
         return "fork"
     try:
         isolation.dumps(settings)
     except ValueError:
         return "here"
     return "spawn"
-
-
-def _fork_serves() -> bool:
-    """Whether autograd works in a fork: in a torch with CUDA it doesn't once this process has begun its threads."""
-    if torch.version.cuda is None:
-        return True
-    return list(isolation.run([None], _differentiate, how="fork", limit=5.0)) == [(None, True)]
-
-
-def _differentiate(task: None, board: isolation.Blackboard, tell: Callable[[Any], None]) -> None:
-    try:
-        torch.ones(1, requires_grad=True).sum().backward()
-    except RuntimeError:
-        tell(False)
-    else:
-        tell(True)
 
 
 def _import_stages() -> None:

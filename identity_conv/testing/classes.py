@@ -86,7 +86,8 @@ class MethodSubject(Subject):
         self.given = dict(given)
         self.overload = None
         self.reference_given = reference
-        self.states = _states(cls, state or {})
+        self.state_given = dict(state or {})
+        self.states = _states(cls, self.state_given)
         self.method = method
         self.state = self.states[0]
         self.object = self.state.build()
@@ -121,7 +122,7 @@ class MethodSubject(Subject):
                 self.state.name,
                 self.method,
                 self.reference_given,
-                dict(self.state.fields),
+                self.state_given,
                 self.given,
                 self.shapes,
             ),

@@ -203,6 +203,27 @@ class _Child:
         return code
 
 
+def way(device: torch.device | str) -> str:
+    """How calls on a device are kept from this process: by a "fork", or by a "spawn" where no fork serves."""
+    return "fork" if torch.device(device).type == "cpu" and fork_serves() else "spawn"
+
+
+def fork_serves() -> bool:
+    """Whether autograd works in a fork: in a torch with CUDA it doesn't once this process has begun its threads."""
+    if torch.version.cuda is None:
+        return True
+    return list(run([None], _differentiate, how="fork", limit=5.0)) == [(None, True)]
+
+
+def _differentiate(task: None, board: Blackboard, tell: Callable[[Any], None]) -> None:
+    try:
+        torch.ones(1, requires_grad=True).sum().backward()
+    except RuntimeError:
+        tell(False)
+    else:
+        tell(True)
+
+
 class _Watch:
     """How long a child takes for one step, where a machine that is busy otherwise is no fault of its."""
 

@@ -30,10 +30,9 @@ def witnessed(kernels: Sequence[Kernel], of: Callable[[Kernel], Any] = Kernel.ge
         kernels: mutants of one device.
         of: what the witness is shown; a right kernel must not be proved wrong.
     """
-    fresh = kernels[0].device != "cpu"
     for kernel in kernels:
         kernel.get()  # built here, once
-    how = "spawn" if fresh else "fork"
+    how = isolation.way(kernels[0].device)
     for kernel, wrong in isolation.run(kernels, _Testimony(of), how=how, limit=_LIMIT_S):
         yield kernel, bool(wrong)  # a Death is true
 
