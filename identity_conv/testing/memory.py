@@ -279,4 +279,4 @@ def _fenced_bytes(size: int, device: torch.device, before: bool, number: int) ->
 
 def _offset(memory: torch.Tensor, x: torch.Tensor) -> int:
     assert memory.storage_offset() % x.element_size() == 0
-    return memory.storage_offset() // x.element_size()
+    return int(memory.storage_offset()) // x.element_size()
