@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 import xml.etree.ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner
 from support_build import CONSOLE_SCRIPT, ROOT, run_python
 
@@ -118,22 +116,6 @@ def test_ranks_take_a_port_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(subprocess, "run", start)
     assert list(bench.run("scaling")) == []
     assert "--standalone" in started[0]
-
-
-def test_nccl_is_told_the_gpu_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    from identity_conv import scaling
-
-    asked = []
-    monkeypatch.setattr(scaling.dist, "init_process_group", lambda *args, **kwargs: asked.append((args, kwargs)))
-    for name in ("barrier", "destroy_process_group"):
-        monkeypatch.setattr(scaling.dist, name, lambda: None)
-    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
-    monkeypatch.setattr(scaling, "run", lambda device: iter(()))
-    monkeypatch.setattr(sys, "argv", ["scaling", "cuda"])
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    scaling.main()
-    gpu = torch.device("cuda", 1)
-    assert asked == [gpu, (("nccl",), {"device_id": gpu})]
 
 
 def test_without_matplotlib_nothing_is_measured(tmp_path: Path) -> None:
