@@ -365,6 +365,7 @@ def _tell(record: dict[str, Any], as_json: bool, plots_folder: Path | None) -> N
     """Prints a record of bench, and draws it where a folder is given."""
     from rich.table import Table
 
+    from . import bench as benchmarks
     from . import plots, progress
 
     if plots_folder:
@@ -373,20 +374,11 @@ def _tell(record: dict[str, Any], as_json: bool, plots_folder: Path | None) -> N
     if as_json:
         _print_json(record)
         return
-    table = Table("what", "beside", "µs", "baseline µs", "TB/s", "ratio", "95 %", "verdict", box=None)
-    for each in record["comparisons"]:
-        bandwidth = each["terabytes_per_second"]
-        table.add_row(
-            each["name"],
-            each["baseline"],
-            f"{each['ours_us']:.2f}",
-            f"{each['baseline_us']:.2f}",
-            f"{bandwidth:.3f}" if bandwidth else "",
-            f"{each['ratio']:.3f}",
-            f"{each['low']:.3f} to {each['high']:.3f}",
-            each["verdict"],
-        )
-    _console().print(", ".join(f"{name} {fact}" for name, fact in record["machine"].items()))
+    rows = [benchmarks.cells(each) for each in record["comparisons"]]
+    table = Table(*rows[0], box=None)
+    for row in rows:
+        table.add_row(*row.values())
+    _console().print(benchmarks.heading(record))
     _console().print(table)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 import xml.etree.ElementTree
@@ -64,6 +65,19 @@ def test_what_was_measured_is_told_where_bench_is_interrupted(monkeypatch: pytes
     assert done.exit_code == 1
     assert [each["ratio"] for each in json.loads(done.stdout)["comparisons"]] == [0.5]
     assert done.stderr.strip().endswith("Aborted!")
+
+
+def test_what_is_printed_says_what_the_pages_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = [bench.Comparison("call 1", "another", 1.26, 2.52, 0.5, 0.4, 0.6, 1.234)]
+    monkeypatch.setattr(bench, "run", lambda suite: iter(measured))
+    done = CliRunner().invoke(cli.command, ["bench", "operator"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    machine, head, row = done.stdout.splitlines()
+    of, _, columns, _, line = bench.table(bench.record(measured)).splitlines()
+    assert machine == of
+    shown = dict(zip(re.split("  +", head.strip()), re.split("  +", row.strip()), strict=True))
+    wanted = dict(zip(columns.strip("| ").split(" | "), line.strip("| ").split(" | "), strict=True))
+    assert shown == wanted | {"baseline µs": "2.5", "verdict": "faster"}
 
 
 def test_a_record_is_drawn(tmp_path: Path) -> None:
