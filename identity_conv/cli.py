@@ -25,6 +25,8 @@ _SETTINGS = "\n".join(f"  {each.name}  \n      {each.meaning} (default: {each.de
 #: No row of ours is longer, and a table is no wider than its rows.
 _WIDTH_IN_A_PIPE = 1000
 
+_COLOURS = {"ok": "green", "warning": "yellow", "fatal": "red"}
+
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
@@ -218,7 +220,8 @@ def doctor(as_json: bool, quick: bool) -> None:
 
     \b
     Works where nothing builds, and without torch. It compiles and loads a small library and a small
-    package, each in a process of its own, where a crash is a finding.
+    package, each in a process of its own, where a crash is a finding. Each line is printed as soon as it
+    is known.
 
     \b
     Example:
@@ -226,11 +229,15 @@ def doctor(as_json: bool, quick: bool) -> None:
     """
     from . import diagnosis
 
-    report = diagnosis.doctor(probes=not quick)
+    found = []
+    for finding in diagnosis.findings(probes=not quick):
+        found.append(finding)
+        if not as_json:
+            verdict = click.style(finding.verdict, fg=_COLOURS[finding.verdict])
+            click.echo(verdict + str(finding).removeprefix(finding.verdict))  # click flushes
+    report = diagnosis.Report(found)
     if as_json:
         click.echo(report.json())
-    else:
-        _console().print(report.table())
     if not report.healthy:
         sys.exit(FAILED)
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -521,12 +522,39 @@ class TestDoctor:
         assert status == 1
         assert facts["cache"]["verdict"] == "fatal"
 
-    def test_a_probe_that_crashes_is_a_finding(self, tmp_path: Path) -> None:
+    def test_each_line_is_printed_as_soon_as_it_is_known(self) -> None:
+        # The last check waits until the lines before it have been read here.
+        code = f"""
+{MARK_AS_COMMAND}
+from identity_conv import cli, diagnosis
+diagnosis._library_probe = lambda: (diagnosis.Finding("asked", input()) for _ in range(1))
+diagnosis._package_probe = lambda: iter(())
+cli.main()
+"""
+        command, line = [sys.executable, "-c", code, "doctor"], ""
+        with subprocess.Popen(
+            command, env=environment({}), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as started:
+            assert started.stdin is not None
+            assert started.stdout is not None
+            watchdog = threading.Timer(100, started.kill)
+            watchdog.start()
+            for line in started.stdout:
+                if line.startswith("ok: cache: "):
+                    print("now", file=started.stdin, flush=True)
+                if line.startswith("ok: asked: "):
+                    break
+            watchdog.cancel()
+        assert line == "ok: asked: now\n"
+        assert started.returncode == 0
+
+    def test_a_probe_that_crashes_is_a_finding(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         from identity_conv import diagnosis
 
         finding = diagnosis._probe("crash", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", tmp_path)
         assert (finding.value, finding.verdict) == ("crashed by signal 11", "fatal")
         assert diagnosis._probe("fails", "raise SystemExit('why')", tmp_path).value == "why"
+        assert capsys.readouterr().err == "identity_conv: crash ...\nidentity_conv: fails ...\n"
 
     @pytest.mark.night
     def test_acts(self) -> None:
