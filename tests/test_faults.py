@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support_build import MARK_AS_COMMAND, TINY, environment, run_python, write_program
+from support_build import MARK_AS_COMMAND, NO_COMPILER, ROOT, TINY, environment, run_python, write_program
 
 from identity_conv import BuildError, Extension, ToolchainError, toolchain
 from identity_conv import cache as cache_module
@@ -569,3 +569,24 @@ cli.main()
         assert "ToolchainError: no C++ compiler found" in done.stderr
         assert "fatal: C++ compiler: no C++ compiler found" in done.stderr
         assert "`identity-conv doctor` looks further" in done.stderr
+
+    @pytest.mark.parametrize("fault", ["no compiler", "a compiler that fails"])
+    def test_a_failed_import_shows_none_of_what_raised_it_but_to_logging(self, fault: str, tmp_path: Path) -> None:
+        failing = write_program(
+            tmp_path / "g++",
+            'case "$*" in *" -c "*) echo "a.cpp:1:1: error: a fault" >&2; exit 1;; esac; exec c++ "$@"',
+        )
+        changes = NO_COMPILER if fault == "no compiler" else {"CXX": failing}
+
+        def frames(start: str) -> list[str]:
+            done = run_python(
+                "-c", f"{start}import identity_conv", IDENTITY_CONV_CACHE_DIR=tmp_path / "cache", **changes
+            )
+            assert done.returncode == 1
+            assert ("a.cpp:1:1: error: a fault (the whole output is in " in done.stderr) == (fault != "no compiler")
+            return re.findall(r'^ +File "(.*)", line', done.stderr, re.MULTILINE)
+
+        init = str(ROOT / "identity_conv" / "__init__.py")
+        assert frames("") == ["<string>", init, init]
+        logged = frames("import logging; logging.basicConfig(level=logging.DEBUG); ")
+        assert str(ROOT / "identity_conv" / "building.py") in logged
