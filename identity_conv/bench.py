@@ -23,6 +23,8 @@ from typing import Any
 from unittest.mock import patch
 
 #: More than any card's L2, written between two runs so that neither finds its input there.
+from .wording import counted
+
 _FLUSH_BYTES = 256 << 20
 
 
@@ -132,7 +134,7 @@ def heading(record: Mapping[str, Any]) -> str:
 def table(record: Mapping[str, Any]) -> str:
     """A record as a table in Markdown, under the machine that it was taken on."""
     rows = [cells(each) for each in record["comparisons"]]
-    lines = [_IN_MARKDOWN.keys(), _IN_MARKDOWN.values(), *([row[column] for column in _IN_MARKDOWN] for row in rows)]
+    lines = [list(_IN_MARKDOWN), list(_IN_MARKDOWN.values()), *([row[each] for each in _IN_MARKDOWN] for row in rows)]
     return "\n".join([heading(record), "", *(f"| {' | '.join(line)} |" for line in lines)])
 
 
@@ -539,7 +541,7 @@ def _threads() -> Iterator[Comparison]:
             with identity_conv.load_package(path) as alone:
                 for count in (2, 4, 8, 16):
                     with identity_conv.load_package(path, num_runners=count) as package:
-                        name = f"{device} a package's call, {count} threads"
+                        name = f"{device} a package's call, {counted(count, 'thread')}"
                         ours, one = _calls_in_threads(package, x, count), _calls_in_threads(alone, x, 1)
                         yield compare(name, "one thread", ours, one, pairs=15)
 

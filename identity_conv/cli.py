@@ -13,6 +13,7 @@ import click
 
 from . import __version__, settings
 from .bench import SUITES
+from .wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -329,7 +330,7 @@ def clean_builds(name: str | None, yes: bool, as_json: bool) -> None:
     if as_json:
         _print_json([vars(entry) for entry in removed])
     else:
-        click.echo(f"removed {len(removed)} builds, {sum(entry.bytes for entry in removed) / 2**20:.1f} MiB")
+        click.echo(f"removed {counted(len(removed), 'build')}, {sum(entry.bytes for entry in removed) / 2**20:.1f} MiB")
 
 
 @command.command()

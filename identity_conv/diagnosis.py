@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from . import __version__, building, cache, progress, settings, targets, toolchain
+from .wording import counted
 
 Verdict = Literal["ok", "warning", "fatal"]
 
@@ -192,7 +193,7 @@ def _cache() -> Iterator[Finding]:
         yield Finding("cache", f"{folder}: {error}", "fatal", f"set {settings.CACHE_DIR.name} to a folder of yours")
         return
     free = shutil.disk_usage(folder).free
-    text = f"{folder}: {len(cache.entries())} builds, {free / (1 << 30):.1f} GiB free"
+    text = f"{folder}: {counted(len(cache.entries()), 'build')}, {free / (1 << 30):.1f} GiB free"
     low = free < LEAST_FREE_BYTES
     yield Finding("cache", text, "warning" if low else "ok", "identity-conv cache clean" if low else "")
 

@@ -340,7 +340,7 @@ class TestCacheCommand:
         assert {(entry["name"], entry["finished"]) for entry in listed} == {("kept", True), ("gone", True)}
         assert gone.parent.name in self.identity_conv("cache", "list").stdout
         done = self.identity_conv("cache", "clean", "gone", "--yes")
-        assert done.stdout.startswith("removed 1 builds, ")
+        assert done.stdout.startswith("removed 1 build, ")
         assert kept.is_file()
         assert not gone.exists()
         assert self.identity_conv("cache", "clean").returncode == 1  # asks, and nobody answers
@@ -362,7 +362,7 @@ class TestCacheCommand:
         folder = Extension("tiny", [source]).build().parent
         folder.rename(tmp_path / "moved")
         folder.symlink_to(tmp_path / "moved")
-        assert "removed 1 builds" in self.identity_conv("cache", "clean", "--yes").stdout
+        assert "removed 1 build, " in self.identity_conv("cache", "clean", "--yes").stdout
         assert not folder.is_symlink()
         assert (tmp_path / "moved" / "libtiny.so").is_file()  # what it names isn't the cache's
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from ..wording import counted
 from . import schema
 from .call import Call, tensors_in
 from .compare import close
@@ -219,7 +220,10 @@ def _first_order(bench: Bench, call: Call, only: int | None = None, *, where_fin
     pairs = list(zip(tensors_in(outputs), expected_outputs, strict=True))
     got = [output for output, right in pairs if right.requires_grad]
     if without := [each for each in got if not each.requires_grad]:
-        return f"{len(wanted)} outputs of the reference require grad, {len(got) - len(without)} of the operator's"
+        return (
+            f"the reference gives {counted(len(wanted), 'output')} that can be differentiated, the operator "
+            f"{len(got) - len(without)}"
+        )
     # A node marks all outputs alike; those that don't depend on the input have no gradient, or one of zeros.
     for index, (output, right) in enumerate(pairs):
         if output.requires_grad and not right.requires_grad:
