@@ -140,20 +140,26 @@ def _is_for(module: str) -> bool:
 
 
 def _load_library() -> None:
-    """Builds the operator library if need be, and loads it."""
+    """Builds the operator library if need be, and loads it.
+
+    An error says what to do, and where in here it was raised only to ``logging``, at level DEBUG.
+    """
     from . import toolchain
 
     try:
         toolchain.check_torch()
         importlib.import_module(".ops", __name__)
     except toolchain.BuildError as error:
-        from .diagnosis import doctor
+        import logging
 
-        for finding in doctor(probes=False).findings:
+        from .diagnosis import findings
+
+        logging.getLogger(__name__).debug("the library can't be loaded", exc_info=True)
+        for finding in findings(probes=False):
             if finding.verdict != "ok":
-                error.add_note(f"{finding.verdict}: {finding.fact}: {finding.value}; {finding.remedy}")
+                error.add_note(str(finding))
         error.add_note("`identity-conv doctor` looks further")
-        raise
+        raise error.with_traceback(None) from None
 
 
 if _is_for(f"{__name__}.testing"):

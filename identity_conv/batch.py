@@ -20,6 +20,7 @@ import torch
 
 from . import cache, progress
 from .package import Package, inspect_package, load_package
+from .wording import counted
 
 _LOCKS = ".taken"
 _NOTE = ".package"
@@ -63,7 +64,9 @@ class FailedInputsError(ValueError):
     """
 
     def __init__(self, outcome: Outcome):
-        super().__init__(f"run: {len(outcome.failed)} of {outcome.total} inputs failed, each for its reason above")
+        super().__init__(
+            f"run: {len(outcome.failed)} of {counted(outcome.total, 'input')} failed, each for its reason above"
+        )
         self.outcome = outcome
 
 

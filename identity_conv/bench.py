@@ -23,6 +23,8 @@ from typing import Any
 from unittest.mock import patch
 
 #: More than any card's L2, written between two runs so that neither finds its input there.
+from .wording import counted
+
 _FLUSH_BYTES = 256 << 20
 
 
@@ -105,26 +107,35 @@ def record(comparisons: list[Comparison]) -> dict[str, Any]:
     return {"machine": machine(), "comparisons": [asdict(each) | {"verdict": each.verdict} for each in comparisons]}
 
 
+#: What a table in Markdown shows of :func:`cells`, and how each column is aligned.
+_IN_MARKDOWN = {"what": "---", "µs": "---:", "beside": "---", "ratio": "---:", "95 %": "---", "TB/s": "---:"}
+
+
+def cells(comparison: Mapping[str, Any]) -> dict[str, str]:
+    """What tables show of one comparison of a record, by column."""
+    bandwidth = comparison["terabytes_per_second"]
+    return {
+        "what": comparison["name"],
+        "beside": comparison["baseline"],
+        "µs": f"{comparison['ours_us']:.1f}",
+        "baseline µs": f"{comparison['baseline_us']:.1f}",
+        "TB/s": f"{bandwidth:.2f}" if bandwidth else "",
+        "ratio": f"{comparison['ratio']:.3f}",
+        "95 %": f"{comparison['low']:.3f} to {comparison['high']:.3f}",
+        "verdict": comparison["verdict"],
+    }
+
+
+def heading(record: Mapping[str, Any]) -> str:
+    """The machine that a record was taken on, in a line."""
+    return ", ".join(f"{name} {fact}" for name, fact in record["machine"].items())
+
+
 def table(record: Mapping[str, Any]) -> str:
     """A record as a table in Markdown, under the machine that it was taken on."""
-    lines = [
-        ", ".join(f"{name} {fact}" for name, fact in record["machine"].items()),
-        "",
-        "| what | µs | beside | ratio | 95 % | TB/s |",
-        "| --- | ---: | --- | ---: | --- | ---: |",
-    ]
-    for each in record["comparisons"]:
-        bandwidth = each["terabytes_per_second"]
-        cells = (
-            each["name"],
-            f"{each['ours_us']:.1f}",
-            each["baseline"],
-            f"{each['ratio']:.3f}",
-            f"{each['low']:.3f} to {each['high']:.3f}",
-            f"{bandwidth:.2f}" if bandwidth else "",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [cells(each) for each in record["comparisons"]]
+    lines = [list(_IN_MARKDOWN), list(_IN_MARKDOWN.values()), *([row[each] for each in _IN_MARKDOWN] for row in rows)]
+    return "\n".join([heading(record), "", *(f"| {' | '.join(line)} |" for line in lines)])
 
 
 def _took(work: Callable[[], object]) -> float:
@@ -530,7 +541,7 @@ def _threads() -> Iterator[Comparison]:
             with identity_conv.load_package(path) as alone:
                 for count in (2, 4, 8, 16):
                     with identity_conv.load_package(path, num_runners=count) as package:
-                        name = f"{device} a package's call, {count} threads"
+                        name = f"{device} a package's call, {counted(count, 'thread')}"
                         ours, one = _calls_in_threads(package, x, count), _calls_in_threads(alone, x, 1)
                         yield compare(name, "one thread", ours, one, pairs=15)
 

@@ -13,6 +13,7 @@ import click
 
 from . import __version__, settings
 from .bench import SUITES
+from .wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +25,8 @@ _SETTINGS = "\n".join(f"  {each.name}  \n      {each.meaning} (default: {each.de
 
 #: No row of ours is longer, and a table is no wider than its rows.
 _WIDTH_IN_A_PIPE = 1000
+
+_COLOURS = {"ok": "green", "warning": "yellow", "fatal": "red"}
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -218,7 +221,8 @@ def doctor(as_json: bool, quick: bool) -> None:
 
     \b
     Works where nothing builds, and without torch. It compiles and loads a small library and a small
-    package, each in a process of its own, where a crash is a finding.
+    package, each in a process of its own, where a crash is a finding. Each line is printed as soon as it
+    is known.
 
     \b
     Example:
@@ -226,11 +230,15 @@ def doctor(as_json: bool, quick: bool) -> None:
     """
     from . import diagnosis
 
-    report = diagnosis.doctor(probes=not quick)
+    found = []
+    for finding in diagnosis.findings(probes=not quick):
+        found.append(finding)
+        if not as_json:
+            verdict = click.style(finding.verdict, fg=_COLOURS[finding.verdict])
+            click.echo(verdict + str(finding).removeprefix(finding.verdict))  # click flushes
+    report = diagnosis.Report(found)
     if as_json:
         click.echo(report.json())
-    else:
-        _console().print(report.table())
     if not report.healthy:
         sys.exit(FAILED)
 
@@ -322,7 +330,7 @@ def clean_builds(name: str | None, yes: bool, as_json: bool) -> None:
     if as_json:
         _print_json([vars(entry) for entry in removed])
     else:
-        click.echo(f"removed {len(removed)} builds, {sum(entry.bytes for entry in removed) / 2**20:.1f} MiB")
+        click.echo(f"removed {counted(len(removed), 'build')}, {sum(entry.bytes for entry in removed) / 2**20:.1f} MiB")
 
 
 @command.command()
@@ -365,6 +373,7 @@ def _tell(record: dict[str, Any], as_json: bool, plots_folder: Path | None) -> N
     """Prints a record of bench, and draws it where a folder is given."""
     from rich.table import Table
 
+    from . import bench as benchmarks
     from . import plots, progress
 
     if plots_folder:
@@ -373,20 +382,11 @@ def _tell(record: dict[str, Any], as_json: bool, plots_folder: Path | None) -> N
     if as_json:
         _print_json(record)
         return
-    table = Table("what", "beside", "µs", "baseline µs", "TB/s", "ratio", "95 %", "verdict", box=None)
-    for each in record["comparisons"]:
-        bandwidth = each["terabytes_per_second"]
-        table.add_row(
-            each["name"],
-            each["baseline"],
-            f"{each['ours_us']:.2f}",
-            f"{each['baseline_us']:.2f}",
-            f"{bandwidth:.3f}" if bandwidth else "",
-            f"{each['ratio']:.3f}",
-            f"{each['low']:.3f} to {each['high']:.3f}",
-            each["verdict"],
-        )
-    _console().print(", ".join(f"{name} {fact}" for name, fact in record["machine"].items()))
+    rows = [benchmarks.cells(each) for each in record["comparisons"]]
+    table = Table(*rows[0], box=None)
+    for row in rows:
+        table.add_row(*row.values())
+    _console().print(benchmarks.heading(record))
     _console().print(table)
 
 

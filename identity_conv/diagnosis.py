@@ -17,9 +17,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from . import __version__, building, cache, progress, settings, targets, toolchain
+from .wording import counted
 
 Verdict = Literal["ok", "warning", "fatal"]
 
@@ -36,6 +37,9 @@ class Finding:
     verdict: Verdict = "ok"
     remedy: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.fact}: {self.value}{f'; {self.remedy}' if self.remedy else ''}"
+
 
 @dataclass(frozen=True)
 class Report:
@@ -51,16 +55,6 @@ class Report:
     def json(self) -> str:
         """The findings as a JSON document."""
         return json.dumps({"healthy": self.healthy, "findings": [asdict(each) for each in self.findings]}, indent=1)
-
-    def table(self) -> Any:
-        """The findings as a rich table."""
-        from rich.table import Table
-
-        table = Table("fact", "found", "verdict", "what to do", box=None)
-        styles = {"ok": "green", "warning": "yellow", "fatal": "red"}
-        for each in self.findings:
-            table.add_row(each.fact, each.value, f"[{styles[each.verdict]}]{each.verdict}[/]", each.remedy)
-        return table
 
     def _repr_html_(self) -> str:
         from . import display
@@ -84,10 +78,16 @@ def doctor(*, probes: bool = True) -> Report:
         >>> doctor(probes=False).healthy
         True
     """
+    return Report(list(findings(probes=probes)))
+
+
+def findings(*, probes: bool) -> Iterator[Finding]:
+    """What :func:`doctor` finds, each as soon as it is known."""
     checks: list[Callable[[], Iterator[Finding]]] = [_python, _torch, _compiler, _ninja, _cuda, _cache, _settings]
     if probes:
         checks += [_library_probe, _package_probe]
-    return Report([finding for check in checks for finding in _guarded(check)])
+    for check in checks:
+        yield from _guarded(check)
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -193,7 +193,7 @@ def _cache() -> Iterator[Finding]:
         yield Finding("cache", f"{folder}: {error}", "fatal", f"set {settings.CACHE_DIR.name} to a folder of yours")
         return
     free = shutil.disk_usage(folder).free
-    text = f"{folder}: {len(cache.entries())} builds, {free / (1 << 30):.1f} GiB free"
+    text = f"{folder}: {counted(len(cache.entries()), 'build')}, {free / (1 << 30):.1f} GiB free"
     low = free < LEAST_FREE_BYTES
     yield Finding("cache", text, "warning" if low else "ok", "identity-conv cache clean" if low else "")
 
@@ -277,7 +277,7 @@ def _package_probe() -> Iterator[Finding]:
 
 
 def _probe(fact: str, code: str, argument: Path) -> Finding:
-    progress.step(f"{fact} ...")
+    progress.say(f"{fact} ...")
     # Where this package was imported from, also when it isn't installed.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])}
     try:

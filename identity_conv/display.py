@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .wording import counted
+
 if TYPE_CHECKING:
     from .testing.plan import TensorPlan
 
@@ -108,7 +110,7 @@ class Picture:
         return page(self.svg)
 
     def __repr__(self) -> str:
-        return f"Picture({len(self.svg):,} letters of SVG)"
+        return f"Picture({counted(len(self.svg), 'letter')} of SVG)"
 
 
 def _svg(width: float, height: float, parts: Iterable[str]) -> str:
@@ -183,7 +185,7 @@ def memory(plan: TensorPlan) -> Picture:
     left = _LETTER * max(map(len, numbers), default=0) + 8
     across, top = max(wide * len(columns), 180.0), _LINE + 6
     below = top + len(lines) * _LINE + 6
-    before = f"guard{f', and {plan.misalignment} bytes to misalign' if plan.misalignment else ''}"
+    before = "guard" + (f", and {counted(plan.misalignment, 'byte')} to misalign" if plan.misalignment else "")
     parts = [_bar(left, 0, across, before), _bar(left, below, across, "guard")]
     for kind, cells in boxes.items():
         drawn = (_rect(left + x * wide, top + y * _LINE, wide, _LINE, said) for y, x, said in cells)
@@ -206,7 +208,8 @@ def _element(plan: TensorPlan, element: int, special: str) -> tuple[str, str, st
         return kind, "", f"{where}: {kind}"
     index, times = owner
     label = ",".join(map(str, index)) if len(index) < 5 else ""
-    said = f"{where}: {list(index)}{f' and {times - 1:,} more indices' if times > 1 else ''}"
+    others = f" and {counted(times - 1, 'more index', 'more indices')}" if times > 1 else ""
+    said = f"{where}: {list(index)}{others}"
     if special:
         return "a special value", special, f"{said}, {special}"
     return ("of several indices" if times > 1 else "the tensor's"), label, said

@@ -12,6 +12,7 @@ from typing import Any
 
 from . import cache, display
 from .building import NotBuilt, Target
+from .wording import counted
 
 #: What a source's name may end in.
 SUFFIXES = (".cpp", ".cc", ".cxx", ".cu")
@@ -200,8 +201,8 @@ class Extension:
         found = sorted(loading.namespaces(library))
         if len(found) != 1:
             raise AttributeError(
-                f"Extension {self.name!r} registers in {len(found)} namespaces ({', '.join(found) or 'none'}): "
-                "name one, torch.ops.<namespace>"
+                f"Extension {self.name!r} registers in {counted(len(found), 'namespace')} "
+                f"({', '.join(found) or 'none'}): name one, torch.ops.<namespace>"
             )
         return found[0]
 

@@ -26,6 +26,7 @@ from torch import nn
 import identity_conv
 
 from .bench import Comparison, compare
+from .wording import counted
 
 _STEPS = 10  # for one time: the ranks' meeting before and after costs as much as a small step
 
@@ -91,7 +92,7 @@ def _data_parallel(ranks: _Ranks) -> Comparison:
     x = torch.randn(shape, device=ranks.device)
     wrapped = nn.parallel.DistributedDataParallel(model)
     return compare(
-        f"IdentityModel under DDP, {ranks.world} ranks: time for as many samples",
+        f"IdentityModel under DDP, {counted(ranks.world, 'rank')}: time for as many samples",
         "one rank",
         _per_rank(ranks, ranks.timed(_train(wrapped, x))),
         ranks.timed(_train(alone, x), alone=True),
@@ -115,7 +116,7 @@ def _tensor_parallel(ranks: _Ranks) -> Comparison:
     mesh = init_device_mesh("cuda" if ranks.on_gpu else "cpu", (ranks.world,))
     parallelize_module(model, mesh, {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel()})
     return compare(
-        f"operator between tensor parallel layers, {ranks.world} ranks: time of ten steps",
+        f"operator between tensor parallel layers, {counted(ranks.world, 'rank')}: time of ten steps",
         "one rank",
         ranks.timed(_train(model, x)),
         ranks.timed(_train(alone, x), alone=True),
@@ -143,7 +144,7 @@ def _packages(ranks: _Ranks) -> Comparison:
             package(x)
 
     return compare(
-        f"one package on each of {ranks.world} ranks: time of as many calls",
+        f"one package on each of {counted(ranks.world, 'rank')}: time of as many calls",
         "on one rank",
         _per_rank(ranks, ranks.timed(calls)),
         ranks.timed(calls, alone=True),

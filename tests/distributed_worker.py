@@ -288,10 +288,12 @@ SCENARIOS = [
 
 def main() -> None:
     torch.set_num_threads(1)
-    if DEVICE == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    # One rank that fails leaves the others waiting for it.
-    dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo", timeout=datetime.timedelta(seconds=60))
+    gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if DEVICE == "cuda" else None
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+    # NCCL is told the rank's GPU, which it guesses else. One rank that fails leaves the others waiting for it.
+    backend, timeout = "nccl" if gpu is not None else "gloo", datetime.timedelta(seconds=60)
+    dist.init_process_group(backend, timeout=timeout, device_id=gpu)
     outcomes = {}
     for scenario in SCENARIOS:
         try:

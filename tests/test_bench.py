@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
-import sys
 import time
 import xml.etree.ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner
 from support_build import CONSOLE_SCRIPT, ROOT, run_python
 
@@ -68,6 +67,19 @@ def test_what_was_measured_is_told_where_bench_is_interrupted(monkeypatch: pytes
     assert done.stderr.strip().endswith("Aborted!")
 
 
+def test_what_is_printed_says_what_the_pages_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = [bench.Comparison("call 1", "another", 1.26, 2.52, 0.5, 0.4, 0.6, 1.234)]
+    monkeypatch.setattr(bench, "run", lambda suite: iter(measured))
+    done = CliRunner().invoke(cli.command, ["bench", "operator"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    machine, head, row = done.stdout.splitlines()
+    of, _, columns, _, line = bench.table(bench.record(measured)).splitlines()
+    assert machine == of
+    shown = dict(zip(re.split("  +", head.strip()), re.split("  +", row.strip()), strict=True))
+    wanted = dict(zip(columns.strip("| ").split(" | "), line.strip("| ").split(" | "), strict=True))
+    assert shown == wanted | {"baseline µs": "2.5", "verdict": "faster"}
+
+
 def test_a_record_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from identity_conv import plots
@@ -118,22 +130,6 @@ def test_ranks_take_a_port_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(subprocess, "run", start)
     assert list(bench.run("scaling")) == []
     assert "--standalone" in started[0]
-
-
-def test_nccl_is_told_the_gpu_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    from identity_conv import scaling
-
-    asked = []
-    monkeypatch.setattr(scaling.dist, "init_process_group", lambda *args, **kwargs: asked.append((args, kwargs)))
-    for name in ("barrier", "destroy_process_group"):
-        monkeypatch.setattr(scaling.dist, name, lambda: None)
-    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
-    monkeypatch.setattr(scaling, "run", lambda device: iter(()))
-    monkeypatch.setattr(sys, "argv", ["scaling", "cuda"])
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    scaling.main()
-    gpu = torch.device("cuda", 1)
-    assert asked == [gpu, (("nccl",), {"device_id": gpu})]
 
 
 def test_without_matplotlib_nothing_is_measured(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_the_example_of_cache_clean_runs(cache: Path, source: Path, tmp_path: Pa
     (line,) = examples(cli.cache.commands["clean"])
     done = run_bash(line, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("removed 1 builds, ")
+    assert done.stdout.startswith("removed 1 build, ")
 
 
 @pytest.mark.night

@@ -89,7 +89,7 @@ def cells(plan: TensorPlan) -> dict[str, int]:
         "owned": owned,
         "padding": kinds.count("not the tensor's"),
         "offset": kinds.count("offset"),
-        "shared": sum("more indices" in kind for kind in kinds),
+        "shared": sum(" more ind" in kind for kind in kinds),
     }
 
 

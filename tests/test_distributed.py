@@ -8,13 +8,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 import distributed_worker
 import pytest
 import torch
+import torch.distributed as dist
 from support_build import environment, run_python, write_program
 
-from identity_conv import sharding, toolchain
+from identity_conv import scaling, sharding, toolchain
 
 TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
 
@@ -45,6 +47,24 @@ def outcomes(device: str, world: int) -> list[dict[str, str]]:
 def test_equals_one_process(device: str, world: int, scenario: str) -> None:
     said = [rank.get(scenario, "never reached") for rank in outcomes(device, world)]
     assert said == ["ok"] * world, "\n".join(said)
+
+
+@pytest.mark.parametrize("ranks", [scaling, distributed_worker], ids=["bench scaling", "these tests"])
+def test_nccl_is_told_the_gpu_of_a_rank(ranks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **kwargs: asked.append((backend, kwargs)))
+    for name in ("barrier", "destroy_process_group"):
+        monkeypatch.setattr(dist, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(scaling, "run", lambda device: iter(()))
+    monkeypatch.setattr(distributed_worker, "SCENARIOS", [])
+    monkeypatch.setattr(distributed_worker, "DEVICE", "cuda")
+    monkeypatch.setattr(sys, "argv", ["scaling", "cuda"])
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    ranks.main()
+    gpu, (backend, options) = asked
+    assert (gpu, backend, options["device_id"]) == (torch.device("cuda", 1), "nccl", gpu)
 
 
 def test_rules_wait_for_the_import_of_dtensor() -> None:

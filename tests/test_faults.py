@@ -11,13 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from support_build import MARK_AS_COMMAND, TINY, environment, run_python, write_program
+from support_build import MARK_AS_COMMAND, NO_COMPILER, ROOT, TINY, environment, run_python, write_program
 
 from identity_conv import BuildError, Extension, ToolchainError, toolchain
 from identity_conv import cache as cache_module
@@ -339,7 +340,7 @@ class TestCacheCommand:
         assert {(entry["name"], entry["finished"]) for entry in listed} == {("kept", True), ("gone", True)}
         assert gone.parent.name in self.identity_conv("cache", "list").stdout
         done = self.identity_conv("cache", "clean", "gone", "--yes")
-        assert done.stdout.startswith("removed 1 builds, ")
+        assert done.stdout.startswith("removed 1 build, ")
         assert kept.is_file()
         assert not gone.exists()
         assert self.identity_conv("cache", "clean").returncode == 1  # asks, and nobody answers
@@ -361,7 +362,7 @@ class TestCacheCommand:
         folder = Extension("tiny", [source]).build().parent
         folder.rename(tmp_path / "moved")
         folder.symlink_to(tmp_path / "moved")
-        assert "removed 1 builds" in self.identity_conv("cache", "clean", "--yes").stdout
+        assert "removed 1 build, " in self.identity_conv("cache", "clean", "--yes").stdout
         assert not folder.is_symlink()
         assert (tmp_path / "moved" / "libtiny.so").is_file()  # what it names isn't the cache's
 
@@ -521,12 +522,39 @@ class TestDoctor:
         assert status == 1
         assert facts["cache"]["verdict"] == "fatal"
 
-    def test_a_probe_that_crashes_is_a_finding(self, tmp_path: Path) -> None:
+    def test_each_line_is_printed_as_soon_as_it_is_known(self) -> None:
+        # The last check waits until the lines before it have been read here.
+        code = f"""
+{MARK_AS_COMMAND}
+from identity_conv import cli, diagnosis
+diagnosis._library_probe = lambda: (diagnosis.Finding("asked", input()) for _ in range(1))
+diagnosis._package_probe = lambda: iter(())
+cli.main()
+"""
+        command, line = [sys.executable, "-c", code, "doctor"], ""
+        with subprocess.Popen(
+            command, env=environment({}), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as started:
+            assert started.stdin is not None
+            assert started.stdout is not None
+            watchdog = threading.Timer(100, started.kill)
+            watchdog.start()
+            for line in started.stdout:
+                if line.startswith("ok: cache: "):
+                    print("now", file=started.stdin, flush=True)
+                if line.startswith("ok: asked: "):
+                    break
+            watchdog.cancel()
+        assert line == "ok: asked: now\n"
+        assert started.returncode == 0
+
+    def test_a_probe_that_crashes_is_a_finding(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         from identity_conv import diagnosis
 
         finding = diagnosis._probe("crash", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", tmp_path)
         assert (finding.value, finding.verdict) == ("crashed by signal 11", "fatal")
         assert diagnosis._probe("fails", "raise SystemExit('why')", tmp_path).value == "why"
+        assert capsys.readouterr().err == "identity_conv: crash ...\nidentity_conv: fails ...\n"
 
     @pytest.mark.night
     def test_acts(self) -> None:
@@ -541,3 +569,24 @@ class TestDoctor:
         assert "ToolchainError: no C++ compiler found" in done.stderr
         assert "fatal: C++ compiler: no C++ compiler found" in done.stderr
         assert "`identity-conv doctor` looks further" in done.stderr
+
+    @pytest.mark.parametrize("fault", ["no compiler", "a compiler that fails"])
+    def test_a_failed_import_shows_none_of_what_raised_it_but_to_logging(self, fault: str, tmp_path: Path) -> None:
+        failing = write_program(
+            tmp_path / "g++",
+            'case "$*" in *" -c "*) echo "a.cpp:1:1: error: a fault" >&2; exit 1;; esac; exec c++ "$@"',
+        )
+        changes = NO_COMPILER if fault == "no compiler" else {"CXX": failing}
+
+        def frames(start: str) -> list[str]:
+            done = run_python(
+                "-c", f"{start}import identity_conv", IDENTITY_CONV_CACHE_DIR=tmp_path / "cache", **changes
+            )
+            assert done.returncode == 1
+            assert ("a.cpp:1:1: error: a fault (the whole output is in " in done.stderr) == (fault != "no compiler")
+            return re.findall(r'^ +File "(.*)", line', done.stderr, re.MULTILINE)
+
+        init = str(ROOT / "identity_conv" / "__init__.py")
+        assert frames("") == ["<string>", init, init]
+        logged = frames("import logging; logging.basicConfig(level=logging.DEBUG); ")
+        assert str(ROOT / "identity_conv" / "building.py") in logged

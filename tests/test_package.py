@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import zipfile
@@ -276,8 +277,14 @@ def _broken(tmp_path: Path, good: Path) -> dict[str, tuple[Path, str]]:
     return {
         "foreign": (write("foreign.pt2", b"not a zip at all" * 99), "not a zip archive"),
         "empty": (write("empty.pt2", b""), "empty"),
-        "half": (write("half.pt2", data[: len(data) // 2]), "truncated"),
-        "all but the end": (write("end.pt2", data[:-10]), "truncated|corrupted"),
+        **{
+            f"cut off at {at}": (
+                write(f"cut{at}.pt2", data[:at]),
+                f"is cut off: the central directory of the zip archive, .* after the {at} bytes that are here; copy",
+            )
+            # The middle, one record's own end of a zip archive and some bytes, and all but the end.
+            for at in (len(data) // 2, data.index(b"PK\5\6") + 100, len(data) - 10, len(data) - 1)
+        },
         "a zip": (tmp_path / "zip.pt2", "zip archive that torch did not write"),
         "a program": (tmp_path / "program.pt2", "saved ExportedProgram, not a compiled package"),
         "a state dict": (tmp_path / "state.pt2", "file of torch.save"),
@@ -294,6 +301,21 @@ def test_a_file_that_is_no_package_is_told_apart(packages: dict[str, Path], tmp_
         assert "\n" not in str(caught.value), name
     with pytest.raises(FileNotFoundError, match=r"missing\.pt2: no such file"):
         identity_conv.load_package(tmp_path / "missing.pt2")
+
+
+def test_each_reader_says_that_a_file_is_cut_off(packages: dict[str, Path], program: Path, tmp_path: Path) -> None:
+    path, data = tmp_path / "cut.pt2", packages["cpu"].read_bytes()
+    # A record that is a zip archive has an end, the last one here.
+    path.write_bytes(data[: data.index(b"PK\5\6") + 100])
+    sentence = (
+        f"{path}: is cut off: the central directory of the zip archive, which ends it, is missing after the "
+        f"{path.stat().st_size} bytes that are here; copy it again"
+    )
+    for read in (identity_conv.load_package, identity_conv.inspect_package):
+        with pytest.raises(identity_conv.DamagedPackageError, match=f"^{re.escape(sentence)}$"):
+            read(path)
+    done = subprocess.run([program, path, "--verify"], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, f"identity-conv-run: {sentence}\n")
 
 
 def test_a_library_that_is_not_loaded_is_named(packages: dict[str, Path], tmp_path: Path) -> None:

@@ -150,11 +150,16 @@ def test_directly():
     assert not any("in any layout" in line for line in shown)
 
 
-def test_a_test_without_a_spec_is_told(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test_it(check_kernel):\n    check_kernel()\n")
+@pytest.mark.parametrize(
+    ("marker", "told"), [("", "none"), ("@pytest.mark.kernel_spec('my::op', dtypes=[])", "kernel_spec('my::op')")]
+)
+def test_a_test_without_a_spec_is_told(marker: str, told: str, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(f"import pytest\n{marker}\ndef test_it(check_kernel):\n    check_kernel()\n")
     result = pytester.runpytest_subprocess(*PLUGIN)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*check_kernel needs the marker kernel_spec(op, reference, [*][*]options), got none*"])
+    result.stdout.fnmatch_lines(
+        [f"*check_kernel needs the marker kernel_spec(op, reference, [*][*]options), got {told}*"]
+    )
 
 
 @pytest.mark.parametrize(("profile", "examples"), [("dev", 50), ("ci", 100), ("night", 5000)])

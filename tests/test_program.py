@@ -32,7 +32,8 @@ def test_the_same_output_where_no_python_can_be_found(
     torch.testing.assert_close(result.cpu(), x, **close_to(x.to(device)))
     assert torch.equal(result.cpu(), identity_conv.load_package(packages[device])(x.to(device)).cpu())
     assert re.search(r"first result \d+\.\d+ s after start", done.stdout)
-    assert re.search(r"median \d+\.\d+ us", done.stdout)
+    assert re.search(r"median \d+\.\d+ us a call over 20 calls ", done.stdout)
+    assert " us a call over 1 call " in run("env", "-i", *command, "--repeat", 1).stdout
 
 
 def test_neither_program_nor_library_needs_python(program: Path, library: Path) -> None:

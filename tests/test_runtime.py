@@ -647,7 +647,7 @@ def test_a_package_runs_on_the_current_stream(packages: dict[str, Path]) -> None
 @pytest.mark.gpu
 def test_a_device_that_is_not_there_is_refused(packages: dict[str, Path]) -> None:
     count = torch.cuda.device_count()
-    with pytest.raises(RuntimeError, match=f"device cuda:{count} was asked for, and there are {count}"):
+    with pytest.raises(RuntimeError, match=f"device cuda:{count} was asked for, and cuda has {count} device"):
         identity_conv.load_package(packages["cuda"], device=f"cuda:{count}")
     last = torch.device("cuda", count - 1)
     package = identity_conv.load_package(packages["cuda"], device=last)

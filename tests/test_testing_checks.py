@@ -284,6 +284,19 @@ def test_where_there_is_no_gradient_at_0_nothing_is_told(op: str) -> None:
     assert "kink" not in str(report)
 
 
+def test_the_reference_is_differentiated_once_at_0(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def told_relu(x: torch.Tensor) -> torch.Tensor:
+        if x.shape == (2, 3) and x[0, 0] == x[0, 1] == 0:
+            with log.open("a") as file:  # the checks run in processes of their own
+                file.write("at 0\n")
+        return torch.relu(x)
+
+    check_op("aten::relu", told_relu, dtypes=[torch.float64], skip=alone("grad"))
+    assert log.read_text().count("at 0") == 1
+
+
 @pytest.mark.parametrize("check", ["grad", "second_order", "forward_ad"])
 def test_the_program_of_a_wrong_derivative_shows_it(check: str, wrong) -> None:
     # Forward mode is torch's refusal for the first.

@@ -119,9 +119,9 @@ def check_kernel(request: pytest.FixtureRequest) -> Callable[..., Report]:
     """
     marker = request.node.get_closest_marker("kernel_spec")
     if marker is None or len(marker.args) != 2:
+        given = "none" if marker is None else f"kernel_spec({', '.join(map(repr, marker.args))})"
         raise pytest.UsageError(
-            f"{request.node.nodeid}: check_kernel needs the marker kernel_spec(op, reference, **options), got "
-            f"{'none' if marker is None else f'{len(marker.args)} positional arguments'}"
+            f"{request.node.nodeid}: check_kernel needs the marker kernel_spec(op, reference, **options), got {given}"
         )
     devices = [request.getfixturevalue("device")] if "device" in request.fixturenames else None
     session = _session(request.config)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..wording import counted
 from . import isolation, memory, reproducer, schema, values
 from .call import Call, tensors_in
 from .compare import Comparison, exact
@@ -214,7 +215,7 @@ def _run(settings: Settings, device: str, kind: str, report: Report) -> None:
                 run_of(violation.check).violations.append(violation)
             if hangs == _HANGS or (how == "spawn" and sum(deaths.values()) == _FRESH_DEATHS):
                 report.notes.append(
-                    f"{device}: left in {stage.name}, after {sum(deaths.values())} calls ended a process"
+                    f"{device}: left in {stage.name}, after {counted(sum(deaths.values()), 'call')} ended a process"
                 )
                 performed.close()
                 break

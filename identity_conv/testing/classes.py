@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ..wording import counted
 from . import draws, schema
 from .call import Call, tensors_in
 from .compare import Comparison, dense, raw, same_bytes
@@ -371,7 +372,7 @@ def _results_differ(bench: Bench, mine: Any, theirs: Any) -> str | None:
     if not want and not got:
         return None if mine == theirs or mine != mine else f"expected {theirs!r}, got {mine!r}"
     if len(got) != len(want):
-        return f"expected {len(want)} tensors, got {mine!r}"[:200]
+        return f"expected {counted(len(want), 'tensor')}, got {mine!r}"[:200]
     for one, other in zip(got, want, strict=True):
         if different := next(metadata(one, other), None):
             return different[1]

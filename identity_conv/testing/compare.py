@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..wording import counted
+
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -49,7 +51,7 @@ class Comparison:
         flat = int(mask.reshape(-1).to(torch.uint8).argmax())
         index = [int(each) for each in torch.unravel_index(torch.tensor(flat), actual.shape)] if actual.dim() else []
         was, got = (_show(_flat(each)[flat]) for each in (expected, actual))
-        return f"at {index} expected {was}, got {got}; {count} of {actual.numel()} elements differ"
+        return f"at {index} expected {was}, got {got}; differs in {count:,} of {counted(actual.numel(), 'element')}"
 
 
 def exact() -> Comparison:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..wording import counted
 from . import draws, values
 from .registry import CHECKS
 from .report import Report
@@ -78,7 +79,7 @@ class Coverage:
         taken = [name for name in _DTYPES if name in self.dtypes]
         rows = [(device, *_LAYOUTS), *((dtype, *(entry(dtype, layout) for layout in _LAYOUTS)) for dtype in taken)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        title = f"{device}: of {len(checks)} checks, how many looked at a dtype in a layout"
+        title = f"{device}: of {counted(len(checks), 'check')}, how many looked at a dtype in a layout"
         return [title] + [
             "  ".join(
                 cell.rjust(width) if column else cell.ljust(width)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..wording import counted
 from . import corpus, memory, schema, sweep, values
 from .call import Call, tensors_in
 from .compare import are_all, close, dense, raw, same_bytes
@@ -255,7 +256,7 @@ def difference(bench: Bench, actual: Any, expected: Any) -> str | None:
     """Where a result differs from what is expected, or None."""
     got, want = tensors_in(actual), tensors_in(expected)
     if len(got) != len(want):
-        return f"gave {len(got)} tensors, expected {len(want)}"
+        return f"gave {counted(len(got), 'tensor')}, expected {len(want)}"
     for mine, theirs in zip(got, want, strict=True):
         if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
             return f"expected {tuple(theirs.shape)} of {theirs.dtype}, got {tuple(mine.shape)} of {mine.dtype}"
@@ -458,7 +459,7 @@ def remembered(bench: Bench, start: int) -> None:
         if expected is None:
             continue
         if text := difference(bench, bench.run(args, kwargs), expected):
-            bench.violate("no_memory", f"{text}; after {turn} other calls", call)
+            bench.violate("no_memory", f"{text}; after {counted(turn, 'other call')}", call)
             return
 
 
@@ -488,7 +489,7 @@ def threads(bench: Bench, start: int) -> None:
         for worker in workers:
             worker.join()
         if wrong:
-            bench.violate("threads", f"{wrong[0]}; {len(jobs)} threads called at once", call)
+            bench.violate("threads", f"{wrong[0]}; {counted(len(jobs), 'thread')} called at once", call)
             return
 
 
@@ -599,7 +600,9 @@ def leaks(bench: Bench, start: int) -> None:
         gc.collect()
         grown = _resident(bench.device) - before
         if size and grown > turns * size / 2:
-            bench.violate("leak", f"{turns} calls kept {grown >> 20} MiB, {grown // turns} bytes each", call)
+            bench.violate(
+                "leak", f"{counted(turns, 'call')} kept {grown >> 20} MiB, {counted(grown // turns, 'byte')} each", call
+            )
 
 
 def _resident(device: str) -> int:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from ..wording import counted
 from . import draws, memory
 from .call import Call, tensors_in
 from .compare import Comparison, dense, raw, same_bytes
@@ -367,7 +368,7 @@ class Bench:
     def _compare(self, actual: Any, expected: Any, poison: int) -> Iterator[Finding]:
         got, want = pytree.tree_leaves(actual), pytree.tree_leaves(expected)
         if len(got) != len(want):
-            yield Finding("values", f"gave {len(got)} outputs, the reference {len(want)}")
+            yield Finding("values", f"gave {counted(len(got), 'output')}, the reference {len(want)}")
             return
         for index, (mine, theirs) in enumerate(zip(got, want, strict=True)):
             which = f"output {index}: " if len(got) > 1 else ""
@@ -414,9 +415,9 @@ class Bench:
                         continue
                 at = int(changed.to(torch.uint8).argmax())
                 if at < each.start:
-                    yield Finding("bounds", f"wrote {each.start - at} bytes before its input")
+                    yield Finding("bounds", f"wrote {counted(each.start - at, 'byte')} before its input")
                 elif at >= each.stop:
-                    yield Finding("bounds", f"wrote {at - each.stop} bytes behind its input")
+                    yield Finding("bounds", f"wrote {counted(at - each.stop, 'byte')} behind its input")
                 elif bool(_cells(each)[at]):
                     yield Finding("inputs_untouched", f"changed its input, at byte {at - each.start} of the storage")
                 else:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from ..wording import counted
 from . import schema
 from .call import Call, tensors_in
 from .compare import close
@@ -81,22 +82,10 @@ def _calls(bench: Bench) -> Iterator[Call]:
 
 
 def _at_zero(bench: Bench) -> Iterator[Call]:
-    """A call with 0 and -0, where many functions have a kink, if the reference has a finite gradient there."""
+    """Calls with 0 and -0, where many functions have a kink."""
     for dtype in [] if bench.settings.given_calls is not None else _floating(bench):
-        call = bench.subject.call(TensorPlan((2, 3), dtype, cells=((0, "0"), (1, "-0"))))
-        if not dtype.is_complex and _is_finite_gradient(bench, call):
-            yield call
-
-
-def _is_finite_gradient(bench: Bench, call: Call) -> bool:
-    args, kwargs = call.build(bench.device)
-    leaves = _leaves(args, kwargs)
-    try:
-        outputs = _differentiable(bench.subject.expect(args, kwargs))
-        found = torch.autograd.grad(outputs, leaves, [torch.ones_like(each) for each in outputs], allow_unused=True)
-    except Exception:
-        return False  # told of elsewhere, or not differentiable
-    return bool(outputs) and all(each is None or bool(each.isfinite().all()) for each in found)
+        if not dtype.is_complex:
+            yield bench.subject.call(TensorPlan((2, 3), dtype, cells=((0, "0"), (1, "-0"))))
 
 
 def _broadcast(call: Call) -> Iterator[Call]:
@@ -186,13 +175,19 @@ def gradients(bench: Bench, start: int) -> None:
     if start <= bench.index:
         for call in _at_zero(bench):
             bench.about_to(call)
-            if text := _first_order(bench, call, None):
+            if text := _first_order(bench, call, where_finite=True):
                 bench.tell(f"at 0 and -0, where a function with a kink has several gradients, another one: {text}")
                 break
         _side_conditions(bench)
 
 
-def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
+def _first_order(bench: Bench, call: Call, only: int | None = None, *, where_finite: bool = False) -> str | None:
+    """Where the operator's gradients differ from the reference's.
+
+    Args:
+        only: the one floating input that requires grad; by default all do.
+        where_finite: look only if the reference has a gradient and it is finite.
+    """
     subject = bench.subject
     args, kwargs = call.build(bench.device)
     theirs = _leaves(args, kwargs, only)
@@ -203,6 +198,15 @@ def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
     except Exception:
         return None
     wanted = [each for each in expected_outputs if each.requires_grad]
+    kinds = (_KINDS[:1] if only is not None else _KINDS if bench.full else _KINDS[:6]) if wanted else ()
+    incoming_of = {kind: [_incoming(each, kind) for each in wanted] for kind in kinds}
+    expected_of: dict[str, Any] = {
+        kind: torch.autograd.grad(wanted, theirs, incoming, retain_graph=True, allow_unused=True)
+        for kind, incoming in incoming_of.items()
+    }
+    gradients = [each for expected in expected_of.values() for each in expected if each is not None]
+    if where_finite and not (wanted and all(bool(each.isfinite().all()) for each in gradients)):
+        return None
     args, kwargs = call.build(bench.device)
     mine = _leaves(args, kwargs, only)
     try:
@@ -216,7 +220,10 @@ def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
     pairs = list(zip(tensors_in(outputs), expected_outputs, strict=True))
     got = [output for output, right in pairs if right.requires_grad]
     if without := [each for each in got if not each.requires_grad]:
-        return f"{len(wanted)} outputs of the reference require grad, {len(got) - len(without)} of the operator's"
+        return (
+            f"the reference gives {counted(len(wanted), 'output')} that can be differentiated, the operator "
+            f"{len(got) - len(without)}"
+        )
     # A node marks all outputs alike; those that don't depend on the input have no gradient, or one of zeros.
     for index, (output, right) in enumerate(pairs):
         if output.requires_grad and not right.requires_grad:
@@ -230,8 +237,8 @@ def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
                 return None  # told elsewhere
             if text := bench.compare(output, right):
                 bench.violate("values", f"{text}; the input requires grad", call)
-    for kind in _KINDS[:1] if only is not None else _KINDS if bench.full else _KINDS[:6]:
-        incoming = [_incoming(each, kind) for each in wanted]
+    for kind, incoming in incoming_of.items():
+        expected = expected_of[kind]
         before = [each.clone() for each in incoming]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -241,7 +248,6 @@ def _first_order(bench: Bench, call: Call, only: int | None) -> str | None:
                 return f"backward raised {describe(error)}"
         if any("autograd kernel was not registered" in str(each.message) for each in caught):
             return "no autograd kernel is registered: what backward gives is an accident"
-        expected: Any = torch.autograd.grad(wanted, theirs, incoming, retain_graph=True, allow_unused=True)
         if text := _compared(bench, found, expected, "the gradient", out_of=incoming):
             return f"{text}; the gradient that comes in is {kind}"
         with torch.no_grad():

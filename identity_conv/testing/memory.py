@@ -15,6 +15,7 @@ import torch
 from .. import settings
 from ..building import Target
 from ..toolchain import BuildError
+from ..wording import counted
 
 #: Bytes that fill new memory, in turn: a cell that is never written shows one of them.
 POISONS = (0xA5, 0x3C)
@@ -141,14 +142,15 @@ class DeviceAllocations:
             if text := self._first(behind, size, behind.data_ptr() - start - size):
                 return text
             if bool((before != self._poison).any()):
-                return f"up to {_BLOCK} bytes before a block of {size} bytes"
+                return f"up to {counted(_BLOCK, 'byte')} before a block of {counted(size, 'byte')}"
         return None
 
     def _first(self, memory: torch.Tensor, size: int, further: int) -> str | None:
         changed = memory != self._poison
         if not bool(changed.any()):
             return None
-        return f"{int(changed.to(torch.uint8).argmax()) + further} bytes behind a block of {size} bytes"
+        distance = int(changed.to(torch.uint8).argmax()) + further
+        return f"{counted(distance, 'byte')} behind a block of {counted(size, 'byte')}"
 
 
 def device_bytes(address: int, size: int, device: str) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..wording import counted
 from . import values
 
 #: How autograd sees the tensor: not at all, as a leaf, as the result of an operation, or never
@@ -103,7 +104,7 @@ class TensorPlan:
             self._integers(name, (getattr(self, name),), least)
         for name, least in (("step", 1), ("padding", 0)):
             if getattr(self, name) and len(self._integers(name, getattr(self, name), least)) != rank:
-                self._refuse(name, f"one number for each of {rank} dimensions")
+                self._refuse(name, f"one number for each of {counted(rank, 'dimension')}")
         if self.permutation and sorted(self._integers("permutation", self.permutation)) != list(range(rank)):
             self._refuse("permutation", f"the dimensions 0 to {rank - 1}, each once")
         if self.memory_format is not torch.contiguous_format:
@@ -115,7 +116,7 @@ class TensorPlan:
             if self.permutation:
                 self._refuse("memory_format", "contiguous_format where permutation is given")
         if self.misalignment and (self.misalignment % self.dtype.itemsize or self.misalignment >= _ALIGNMENT):
-            self._refuse("misalignment", f"a multiple of {self.dtype.itemsize} bytes below {_ALIGNMENT}")
+            self._refuse("misalignment", f"a multiple of {counted(self.dtype.itemsize, 'byte')} below {_ALIGNMENT}")
         if self.expand:
             dims = self._integers("expand", self.expand)
             if len(set(dims)) != len(dims) or max(dims) >= rank:
@@ -317,8 +318,8 @@ class TensorPlan:
 
         cells = math.prod(self._core[0]) if self.numel else 0
         facts = (
-            f"strides {self.strides}; {self.storage_bytes:,} bytes of storage, {cells * self.dtype.itemsize:,} of them "
-            f"the tensor's; {', '.join(self.kinds)}"
+            f"strides {self.strides}; {counted(self.storage_bytes, 'byte')} of storage, "
+            f"{cells * self.dtype.itemsize:,} of them the tensor's; {', '.join(self.kinds)}"
         )
         return display.page(display.heading(repr(self)), display.sentence(facts), display.memory(self).svg)
 

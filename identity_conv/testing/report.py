@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..wording import counted
+
 
 @dataclass(frozen=True)
 class Violation:
@@ -168,9 +170,10 @@ class Report:
         return table + [(name, "", f"skipped: {reason}", "", "") for name, reason in sorted(self.skipped.items())]
 
     def _headline(self) -> str:
-        verdict = f"{len(self.violations)} violations" if self.violations else "no violation"
+        verdict = counted(len(self.violations), "violation") if self.violations else "no violation"
         return (
-            f"{self.subject}: {verdict} in {self.cases} calls, tier {self.tier}, seed {self.seed}, {self.seconds:.1f} s"
+            f"{self.subject}: {verdict} in {counted(self.cases, 'call')}, tier {self.tier}, seed {self.seed}, "
+            f"{self.seconds:.1f} s"
         )
 
     def __repr__(self) -> str:
@@ -197,7 +200,7 @@ class Report:
         found = self.violations
         parts += [violation._repr_html_() for violation in found[: display.VIOLATIONS]]
         if len(found) > display.VIOLATIONS:
-            parts.append(display.sentence(f"and {len(found) - display.VIOLATIONS:,} more violations"))
+            parts.append(display.sentence(f"and {counted(len(found) - display.VIOLATIONS, 'more violation')}"))
         return display.page(*parts)
 
 
@@ -224,7 +227,7 @@ class CheckFailure(AssertionError):
 
     def __str__(self) -> str:
         found = self.violations
-        head = f"{self.report.subject}: {len(found)} violation{'s' if len(found) != 1 else ''}"
+        head = f"{self.report.subject}: {counted(len(found), 'violation')}"
         lines = [f"{head} ({', '.join(dict.fromkeys(each.check for each in found))})", str(found[0])]
         if len(found) > 1:
             lines.append("also, and maybe for the same reason (each has its program in the exception's .violations):")

@@ -17,6 +17,7 @@ import torch._subclasses.schema_check_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from ..wording import counted
 from . import schema
 from .call import Call, tensors_in
 from .eager import difference
@@ -101,7 +102,7 @@ def fakes(bench: Bench, start: int) -> None:
                 bench.violate("fake", f"none, or it fails: {describe(error, _REMEDY_LINES)}", call)
                 return
             if len(faked) != len(real):
-                bench.violate("fake", f"gives {len(faked)} tensors, the operator {len(real)}", call)
+                bench.violate("fake", f"gives {counted(len(faked), 'tensor')}, the operator {len(real)}", call)
                 return
             for mine, theirs in zip(faked, real, strict=True):
                 if mine.device.type != device.type:
@@ -366,7 +367,7 @@ def compiled(bench: Bench, start: int) -> None:
 
 def _results_differ(bench: Bench, found: list[torch.Tensor], eager: list[torch.Tensor]) -> str | None:
     if len(found) != len(eager):
-        return f"gives {len(found)} tensors, eager {len(eager)}"
+        return f"gives {counted(len(found), 'tensor')}, eager {len(eager)}"
     for mine, theirs in zip(found, eager, strict=True):
         if wrong := [text for _, text in metadata(mine, theirs)]:
             return wrong[0]

@@ -13,6 +13,7 @@
 
 #include "error_text.h"
 #include "identity_conv/package.h"
+#include "identity_conv/wording.h"
 #include "sha256.h"
 
 namespace identity_conv {
@@ -191,23 +192,30 @@ std::string PackageArchive::read_directory() {
   const std::uint64_t length = std::min<std::uint64_t>(num_bytes_, kEndSize + 0xFFFF);
   const std::string tail = bytes(num_bytes_ - length, length);
   const std::size_t end = tail.rfind(kEnd);
-  if (end == std::string::npos || tail.size() - end < kEndSize) {
+  const bool has_end = end != std::string::npos && tail.size() - end >= kEndSize;
+  // A record may be a zip archive itself, whose end is the last one here where the rest is cut off.
+  const bool is_whole = has_end && tail.size() - end - kEndSize == number(tail, end + 20, 2);
+  const auto refuse = [&] {
+    if (is_whole) refuse_damaged(path_, "its directory isn't where its end says");
     throw PackageError(Kind::kDamaged,
-                       path_ + ": is truncated: the end of its zip archive is missing");
-  }
+                       path_ +
+                           ": is cut off: the central directory of the zip archive, which ends "
+                           "it, is missing after the " +
+                           counted(num_bytes_, "byte") + " that are here; copy it again");
+  };
+  if (!has_end) refuse();
   std::uint64_t size = number(tail, end + 12, 4);
   std::uint64_t begin = number(tail, end + 16, 4);
   std::uint64_t after = num_bytes_ - length + end;
   if (end >= kEnd64LocatorSize && tail.compare(end - kEnd64LocatorSize, 4, kEnd64Locator) == 0) {
     const std::uint64_t place = number(tail, end - kEnd64LocatorSize + 8, 8);
     const std::string end64 = bytes(place, kEnd64Size);
-    if (end64.compare(0, 4, kEnd64) != 0) refuse_damaged(path_, "its directory has no end");
+    if (end64.compare(0, 4, kEnd64) != 0) refuse();
     size = number(end64, 40, 8);
     begin = number(end64, 48, 8);
     after = place;
   }
-  if (begin > after || size != after - begin)
-    refuse_damaged(path_, "its directory isn't where its end says");
+  if (begin > after || size != after - begin) refuse();
   directory_begin_ = begin;
   return bytes(begin, size);
 }

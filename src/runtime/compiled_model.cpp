@@ -23,6 +23,7 @@
 
 #include "dtype.h"
 #include "error_text.h"
+#include "identity_conv/wording.h"
 #include "plain_tensor.h"
 
 namespace identity_conv {
@@ -149,7 +150,7 @@ std::string describe_disagreeing_input(std::string_view text) {
   const std::string what(text.substr(0, end));
   const std::string rank(between(what, "expected ndim ", " "));
   if (rank.empty()) return "an input does not fit the others: " + what;
-  return "an input must have " + rank + " dimensions, got " +
+  return "an input must have " + counted(leading_int(rank), "dimension") + ", got " +
          std::string(between(what, "but got ", " "));
 }
 

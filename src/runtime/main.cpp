@@ -28,6 +28,7 @@
 #include "error_text.h"
 #include "identity_conv/package.h"
 #include "identity_conv/version.h"
+#include "identity_conv/wording.h"
 #include "tensor_file.h"
 
 namespace {
@@ -256,9 +257,10 @@ void print_times(double first_result_s, std::vector<double> times) {
     return times[static_cast<std::size_t>(q * static_cast<double>(times.size() - 1) + 0.5)];
   };
   std::printf(
-      "first result %.2f s after start; median %.1f us a call over %zu calls "
+      "first result %.2f s after start; median %.1f us a call over %s "
       "(min %.1f, p25 %.1f, p75 %.1f)\n",
-      first_result_s, quantile(0.5), times.size(), times.front(), quantile(0.25), quantile(0.75));
+      first_result_s, quantile(0.5), identity_conv::counted(times.size(), "call").c_str(),
+      times.front(), quantile(0.25), quantile(0.75));
 }
 
 // How long this process has lived, loading its libraries included, in steps of the kernel's 10 ms;

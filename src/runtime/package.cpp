@@ -17,6 +17,7 @@
 #include "cuda_graph.h"
 #include "error_text.h"
 #include "forked_process.h"
+#include "identity_conv/wording.h"
 #include "json.h"
 #include "libraries.h"
 #include "plain_dispatch.h"
@@ -259,8 +260,8 @@ Package Package::open(const std::string& path, Options options) {
   }
   if (loaded->contract && loaded->contract->num_inputs() != loaded->model->num_inputs()) {
     throw PackageError(Kind::kDamaged, path + ": is corrupted: its manifest names " +
-                                           std::to_string(loaded->contract->num_inputs()) +
-                                           " inputs, and its model takes " +
+                                           counted(loaded->contract->num_inputs(), "input") +
+                                           ", and its model takes " +
                                            std::to_string(loaded->model->num_inputs()));
   }
   return Package(std::move(loaded));
@@ -341,8 +342,8 @@ std::string Package::verify() {
                        path + ": the recorded example gives another result here: " + differs);
   }
   return "the recorded example gives the recorded outputs here (" +
-         std::to_string(sample->inputs.size()) + " inputs, " +
-         std::to_string(sample->outputs.size()) + " outputs)";
+         counted(sample->inputs.size(), "input") + ", " +
+         counted(sample->outputs.size(), "output") + ")";
 }
 
 std::size_t Package::num_inputs() const { return loaded_->model->num_inputs(); }

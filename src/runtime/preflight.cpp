@@ -22,6 +22,7 @@
 
 #include "elf_library.h"
 #include "error_text.h"
+#include "identity_conv/wording.h"
 
 namespace identity_conv {
 namespace {
@@ -97,7 +98,7 @@ Finding check_records(const PackageArchive& archive, const Json& manifest) {
   } catch (const PackageError& error) {
     return fatal(check, error.what(), error.kind());
   }
-  return ok(check, std::to_string(archive.records().size()) + " records, each of its digest");
+  return ok(check, counted(archive.records().size(), "record") + ", each of its digest");
 }
 
 // Without a manifest there are the archive's checksums.
@@ -109,8 +110,8 @@ Finding check_checksums(const PackageArchive& archive) {
     const auto begin = text.find("is corrupted");
     return fatal("records", begin == text.npos ? text : text.substr(begin), error.kind());
   }
-  return ok("records", std::to_string(archive.records().size()) +
-                           " records, each of its checksum (no manifest)");
+  return ok("records",
+            counted(archive.records().size(), "record") + ", each of its checksum (no manifest)");
 }
 
 // --- the host -----------------------------------------------------------------------------------
@@ -212,8 +213,8 @@ Finding check_device(c10::DeviceType type, const PackageOptions& options) {
     return fatal(check, "was compiled for " + name + ", and no such device is visible here");
   }
   if (options.device && options.device->index() >= count) {
-    return fatal(check, "device " + options.device->str() + " was asked for, and there are " +
-                            std::to_string(count));
+    return fatal(check, "device " + options.device->str() + " was asked for, and " + name +
+                            " has " + counted(count, "device"));
   }
   return ok(check, std::to_string(count) + " of " + name);
 }

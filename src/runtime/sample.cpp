@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "dtype.h"
+#include "identity_conv/wording.h"
 
 namespace identity_conv {
 namespace {
@@ -105,9 +106,9 @@ std::string difference(const at::Tensor& wanted, const at::Tensor& given,
   const int64_t count = close.logical_not().sum().item<int64_t>();
   if (count == 0) return {};
   const double largest = a.sub(b).abs().nan_to_num(INFINITY, INFINITY).max().item<double>();
-  return "differs in " + std::to_string(count) + " of " + std::to_string(wanted.numel()) +
-         " elements, by up to " + number(largest) + " (allowed: rtol " + number(output.rtol) +
-         ", atol " + number(output.atol) + ")";
+  return "differs in " + std::to_string(count) + " of " + counted(wanted.numel(), "element") +
+         ", by up to " + number(largest) + " (allowed: rtol " + number(output.rtol) + ", atol " +
+         number(output.atol) + ")";
 }
 
 }  // namespace
@@ -134,8 +135,7 @@ std::optional<Sample> read_sample(const PackageArchive& archive, const Json& man
 
 std::string difference(const Sample& sample, const std::vector<at::Tensor>& outputs) {
   if (outputs.size() != sample.outputs.size()) {
-    return "there are " + std::to_string(outputs.size()) + " outputs, and were " +
-           std::to_string(sample.outputs.size());
+    return counted(outputs.size(), "output") + ", not " + std::to_string(sample.outputs.size());
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!sample.outputs[i].value.defined()) continue;

@@ -6,6 +6,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <identity_conv/wording.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -24,7 +25,8 @@ struct Guarded : c10::Allocator {
     if (size == 0) return {nullptr, nullptr, &free_block, c10::Device(c10::kCPU)};
     auto* block = static_cast<unsigned char*>(
         std::aligned_alloc(c10::gAlignment, (size + 2 * kZone + kZone - 1) / kZone * kZone));
-    TORCH_CHECK_WITH(OutOfMemoryError, block, "no memory for a guarded tensor of ", size, " bytes");
+    TORCH_CHECK_WITH(OutOfMemoryError, block, "no memory for a guarded tensor of ",
+                     identity_conv::counted(size, "byte"));
     std::memset(block, kCanary, kZone);
     std::memset(block + kZone, poison, size);
     std::memset(block + kZone + size, kCanary, kZone);
@@ -48,8 +50,9 @@ struct Guarded : c10::Allocator {
   }
   void report(size_t size, int64_t distance, const char* side) {
     if (faults++ == 0) {
-      std::snprintf(first, sizeof(first), "%lld bytes %s a block of %zu bytes",
-                    static_cast<long long>(distance), side, size);
+      std::snprintf(first, sizeof(first), "%s %s a block of %s",
+                    identity_conv::counted(distance, "byte").c_str(), side,
+                    identity_conv::counted(size, "byte").c_str());
     }
   }
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ...wording import counted
 from .. import isolation
 from ..checking import check_op
 from ..classes import check_class
@@ -126,7 +127,8 @@ class Score:
     def __str__(self) -> str:
         lines = [
             f"{self.checker}: caught {self.caught} of {self.mutants}, for the right reason {self.right_reason}, "
-            f"false alarms {len(self.false_alarms)} of {self.right} in {self.calls} calls, {self.seconds:.0f} s"
+            f"false alarms {len(self.false_alarms)} of {self.right} in {counted(self.calls, 'call')}, "
+            f"{self.seconds:.0f} s"
         ]
         for title, names in (
             ("missed", self.missed),

@@ -41,6 +41,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/zeros_like.h>
+#include <identity_conv/wording.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -317,8 +318,9 @@ struct Differentiable<G, R(Args...)> {
       } else {
         found = Differentiable::backward(grads);
       }
-      TORCH_CHECK(found.size() == inputs, G::kOperator, ": backward must return ", inputs,
-                  " gradients, one for each tensor argument, got ", found.size());
+      TORCH_CHECK(found.size() == inputs, G::kOperator, ": backward must return ",
+                  counted(inputs, "gradient"), ", one for each tensor argument, got ",
+                  found.size());
       return found;
     }
     std::string name() const override {
@@ -419,7 +421,7 @@ struct Differentiable<G, R(Args...)> {
     const variable_list outputs = tensors_of(result);
     const variable_list tangents = jvp(outputs, args...);
     TORCH_CHECK(tangents.size() == outputs.size(), G::kOperator, ": jvp must return ",
-                outputs.size(), " tangents, one for each output, got ", tangents.size());
+                counted(outputs.size(), "tangent"), ", one for each output, got ", tangents.size());
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (tangents[i].defined())
         outputs[i]._set_fw_grad(tangents[i], /*level=*/0, /*is_inplace_op=*/false);
