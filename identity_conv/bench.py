@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-#: More than any card's L2, written between two runs so that neither finds its input there.
 from .wording import counted
 
+#: More than any card's L2, written between two runs so that neither finds its input there.
 _FLUSH_BYTES = 256 << 20
 
 
