@@ -636,13 +636,41 @@ def test_second_derivatives_of_narrow_dtypes_may_cancel() -> None:
     bench = SimpleNamespace(compare=close())
     theirs = torch.tensor([0.07, 5.0], dtype=torch.bfloat16)
     mine = torch.tensor([0.0, 5.0], dtype=torch.bfloat16)
-    assert gradients._derivatives_differ(bench, mine, theirs)
-    assert not gradients._derivatives_differ(bench, mine, theirs, cancels=True)
+    assert gradients.derivatives_differ(bench, mine, theirs)
+    assert not gradients.derivatives_differ(bench, mine, theirs, cancels=True)
     for wrong in (mine + 1, mine * 2):
-        assert gradients._derivatives_differ(bench, wrong, theirs, cancels=True)
-    assert gradients._derivatives_differ(bench, mine.double(), theirs.double(), cancels=True)
+        assert gradients.derivatives_differ(bench, wrong, theirs, cancels=True)
+    assert gradients.derivatives_differ(bench, mine.double(), theirs.double(), cancels=True)
     theirs = torch.tensor([torch.inf, 5.0], dtype=torch.float16)
-    assert gradients._derivatives_differ(bench, torch.tensor([torch.inf, 500.0]).half(), theirs, cancels=True)
+    assert gradients.derivatives_differ(bench, torch.tensor([torch.inf, 500.0]).half(), theirs, cancels=True)
+
+
+def test_what_rounding_does_to_the_reference_it_may_do_to_the_operator() -> None:
+    bench = SimpleNamespace(compare=close())
+
+    def differ(mine: list[float], theirs: list[float], truth: list[float]) -> str | None:
+        narrow = (torch.tensor(each) for each in (mine, theirs))
+        return gradients.derivatives_differ(bench, *narrow, widely=lambda: torch.tensor(truth, dtype=torch.float64))
+
+    inf, nan = torch.inf, torch.nan
+    assert not differ([1.003, 5.0, inf], [1.001, 5.0, inf], [1.0, 5.0, inf])
+    assert not differ([1.003, nan], [1.001, nan], [1.0, nan])
+    assert differ([1.009, 5.0], [1.001, 5.0], [1.0, 5.0])  # much further off
+    assert differ([1.0, 5.5], [1.0, 5.1], [1.0, 5.0])  # the reference is too far off to excuse anything
+    assert differ([1.003, 5.0], [1.001, inf], [1.0, 5.0])
+    assert differ([1.003, nan], [1.001, inf], [1.0, inf])
+    assert differ([1.003, -inf], [1.001, inf], [1.0, inf])
+
+
+def test_a_reference_that_cancels_raises_no_false_alarm() -> None:
+    def from_the_other(x: torch.Tensor) -> torch.Tensor:
+        return math.pi / 2 - x.asin()
+
+    skip = alone("second_order", "compile")
+    found = violations(
+        torch.ops.aten.acos, from_the_other, dtypes=[torch.float32], compare=close(1e-5, 1e-5), tier="full", skip=skip
+    )
+    assert not found
 
 
 def test_a_sum_of_many_terms_may_round_in_another_order() -> None:
@@ -650,8 +678,8 @@ def test_a_sum_of_many_terms_may_round_in_another_order() -> None:
     out_of = [torch.zeros(100, 100)]
     theirs, once = torch.full((100,), 0.01), torch.full((100, 100), 0.01)
     for wrong, refused in ((1e-5, False), (1e-3, True)):
-        assert bool(gradients._compared(bench, [theirs + wrong], [theirs], "it", out_of=out_of)) == refused
-    assert gradients._compared(bench, [once + 1e-5], [once], "it", out_of=out_of)
+        assert bool(gradients.compared(bench, [theirs + wrong], [theirs], "it", out_of=out_of)) == refused
+    assert gradients.compared(bench, [once + 1e-5], [once], "it", out_of=out_of)
 
 
 class TestComparisons:

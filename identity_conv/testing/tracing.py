@@ -22,6 +22,7 @@ from . import schema
 from .call import Call, tensors_in
 from .eager import difference
 from .examine import Bench, describe, metadata
+from .gradients import compared, widened
 from .plan import TensorPlan
 from .registry import stage
 
@@ -348,21 +349,28 @@ def compiled(bench: Bench, start: int) -> None:
                 return
             if not wants_grad or not any(each.requires_grad for each in eager):
                 continue
-            gradients = []
-            for outputs, inputs in ((found, tensors), (eager, others)):
-                total = torch.stack([(each * each).sum() for each in outputs if each.requires_grad]).sum()
-                try:
-                    gradients.append(torch.autograd.grad(total, inputs, allow_unused=True))
-                except Exception as error:
-                    if outputs is eager:
-                        break
-                    bench.violate("compile", f"{backend}: backward raised {describe(error)}", call)
-                    return
-            if len(gradients) == 2:
-                for mine, theirs in zip(*gradients, strict=True):
-                    if (mine is None) != (theirs is None) or (mine is not None and not torch.allclose(mine, theirs)):
-                        bench.violate("compile", f"{backend}: the gradient isn't eager's", call)
-                        return
+            try:
+                wanted = _gradients_of_squares(eager, others)
+            except Exception:
+                continue
+            try:
+                gradients = _gradients_of_squares(found, tensors)
+            except Exception as error:
+                bench.violate("compile", f"{backend}: backward raised {describe(error)}", call)
+                return
+
+            def widely(function: Callable[..., Any] = function, others: list[torch.Tensor] = others) -> Any:
+                wide = [each.detach().requires_grad_(each.requires_grad) for each in widened(others)]
+                return _gradients_of_squares(tensors_in(function(*wide)), wide)
+
+            if text := compared(bench, gradients, wanted, "the gradient", widely=widely):
+                bench.violate("compile", f"{backend}: {text}", call)
+                return
+
+
+def _gradients_of_squares(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    total = torch.stack([(each * each).sum() for each in outputs if each.requires_grad]).sum()
+    return torch.autograd.grad(total, inputs, allow_unused=True)
 
 
 def _results_differ(bench: Bench, found: list[torch.Tensor], eager: list[torch.Tensor]) -> str | None:
