@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import difflib
 import os
 import threading
 from dataclasses import dataclass
@@ -148,6 +147,8 @@ def _make_room(path: Path, digest: str) -> Registrations:
         )
     if outcome.error:
         raise BuildError(f"{path} doesn't load: {outcome.error}")
+    if outcome.mistake:
+        raise BuildError(f"{path} {outcome.mistake}")
     for rival in rivals:
         _loaded.remove(rival)
         before, after = rival.registrations, outcome.registrations
@@ -197,8 +198,7 @@ def _refuse_without_schema(path: Path, registrations: Registrations, rivals: lis
             progress.say(f"{path.name} has a kernel for {name}, which can't be called before its schema is defined")
             continue
         own = [each.partition("::")[2] for each in registrations.operators if each.startswith(f"{space}::")]
-        like = difflib.get_close_matches(operator, own, n=1)
-        meant = f", or is {space}::{like[0]} meant?" if like else ""
+        meant = registry.meant(operator, own, f"{space}::")
         raise BuildError(f"{path} has a kernel for {name}, which has no schema: define it (m.def){meant}")
 
 

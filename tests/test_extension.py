@@ -446,6 +446,103 @@ def test_a_kernel_of_a_name_without_schema_is_an_error(cache: Path) -> None:
     assert left.endswith(f"libtypo.so has a kernel for test_typo::count, {define}")
 
 
+GRADIENT = """
+#include <ATen/ops/clone.h>
+#include <identity_conv/autograd.h>
+static at::Tensor copy(const at::Tensor& x) { return at::clone(x); }
+struct Gradient {
+  static constexpr auto kOperator = "test_said::OPERATOR";
+  using Signature = at::Tensor(const at::Tensor&);
+  static at::Tensor backward(const at::Tensor& grad) { return grad; }
+};
+TORCH_LIBRARY_IMPL(test_said, Autograd, m) {
+  m.impl("copy", identity_conv::differentiable<Gradient>());
+}
+TORCH_LIBRARY(test_said, m) {
+  m.def("copy(Tensor x) -> Tensor", torch::dispatch(c10::DispatchKey::CPU, &copy));
+  m.def("other(Tensor x) -> Tensor", torch::dispatch(c10::DispatchKey::CPU, &copy));
+}
+"""
+
+
+def test_a_gradient_of_another_operator_than_it_says_is_refused(cache: Path) -> None:
+    done = run(
+        f"""
+        source = folder / "said.cpp"
+        def extension(operator):
+            source.write_text({GRADIENT!r}.replace("OPERATOR", operator))
+            return Extension("said", [source], cflags=["-O0"])
+        for wrong in ("cpoy", "other"):
+            refused(extension(wrong).load)
+            refused(extension(wrong).load)  # as it is remembered, too
+        # Nothing of them is in this process: corrected, it loads. Where the kernel stands is said as ever.
+        assert torch.equal(extension("copy").load().ops.copy(x), x)
+        assert f"registered at {{source}}:11, " in torch._C._dispatch_dump("test_said::copy")
+        """,
+        cache,
+    )
+    sentence = "libsaid.so registers for the operator test_said::copy a gradient with the kOperator test_said::"
+    for line, said in zip(done.stdout.splitlines(), ("cpoy", "cpoy", "other", "other"), strict=True):
+        assert line.endswith(f"{sentence}{said}: it must be test_said::copy")
+
+
+LIKE = """
+#include <identity_conv/output_like.h>
+static at::Tensor scale(const at::Tensor& x, const at::Tensor& weight, double) { return x; }
+static int64_t size(const at::Tensor& x) { return x.dim(); }
+TORCH_LIBRARY_IMPL(test_like, Meta, m) { identity_conv::output_like(m, "scale", "weight"); }
+TORCH_LIBRARY(test_like, m) {
+  m.def("scale(Tensor x, Tensor weight, float factor) -> Tensor", torch::dispatch(c10::DispatchKey::CPU, &scale));
+  m.def("size(Tensor x) -> int", torch::dispatch(c10::DispatchKey::CPU, &size));
+}
+"""
+
+
+def test_an_output_like_what_is_no_argument_is_refused(cache: Path) -> None:
+    done = run(
+        f"""
+        source = folder / "like.cpp"
+        def extension(call):
+            source.write_text({LIKE!r}.replace('"scale", "weight"', call))
+            return Extension("like", [source], cflags=["-O0"])
+        for wrong in ('"scale", "wieght"', '"scale", "factor"', '"size", "x"'):
+            refused(extension(wrong).load)
+        assert extension('"scale", "weight"').load().ops.scale(x.to("meta"), x[:2].to("meta"), 1.0).shape == (2,)
+        assert f"registered at {{source}}:5, " in torch._C._dispatch_dump("test_like::scale")
+        """,
+        cache,
+    )
+    said = [
+        line.partition("liblike.so registers output_like for the operator test_like::")[2]
+        for line in done.stdout.splitlines()
+    ]
+    there = "scale: argument must be one of its tensors, x, weight; got"
+    assert said[:2] == [f"{there} 'wieght', or is weight meant?", f"{there} 'factor'"]
+    assert said[2].startswith("size: only an operator that returns one tensor has an output like an argument")
+
+
+def test_an_output_may_be_like_an_argument_of_anothers_schema(cache: Path) -> None:
+    done = run(
+        """
+        def extension(name, text):
+            source = folder / f"{name}.cpp"
+            source.write_text(f"#include <identity_conv/output_like.h>\\n{text}")
+            return Extension(name, [source], cflags=["-O0"])
+        like = 'TORCH_LIBRARY_IMPL(test_schema, Meta, m) { identity_conv::output_like(m, "f", "ARGUMENT"); }'
+        extension("unknown", like.replace("test_schema", "test_nowhere")).load()
+        extension("schema", 'TORCH_LIBRARY(test_schema, m) { m.def("f(Tensor? x) -> Tensor"); }').load()
+        refused(extension("like", like.replace("ARGUMENT", "y")).load)
+        extension("like", like.replace("ARGUMENT", "x")).load()
+        assert torch.ops.test_schema.f(x.to("meta")).is_meta
+        """,
+        cache,
+    )
+    sentence = (
+        "liblike.so registers output_like for the operator test_schema::f: argument must be one of its tensors, x; "
+    )
+    assert f"{sentence}got 'y'\n" in done.stdout
+
+
 def test_a_kernel_may_wait_for_a_schema_from_elsewhere(cache: Path) -> None:
     done = run(
         """
