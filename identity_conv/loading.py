@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,14 +82,14 @@ def load(path: Path, *, trusted: bool = False) -> Path:
             raise BuildError(f"{path} doesn't load: {error}") from error
         torch.ops.loaded_libraries.add(str(path))
         _loaded.append(_Loaded(path, digest, found, _why_it_stays(found, content), handles[0]))
-        _let_it_be_traced(found)
+        _let_it_be_traced(found.operators, found.classes)
         return path
 
 
-def _let_it_be_traced(registrations: Registrations) -> None:
-    for name in sorted(registrations.classes):
+def _let_it_be_traced(operators: Iterable[str], classes: Iterable[str]) -> None:
+    for name in sorted(classes):
         fakes.derive(name)
-    for name in sorted(registrations.operators):
+    for name in sorted(operators):
         fakes.watch_operator(name)
     gradients.keep_those_of_methods()
 
@@ -103,7 +105,11 @@ def adopt(name: str, digest: str, registrations: Registrations) -> None:
         if any(each.digest == digest for each in _loaded):
             return
         _loaded.append(_Loaded(Path(name), digest, registrations, "come out of a package", None))
-        _let_it_be_traced(registrations)
+        # A package may bring what Python can't reach.
+        operators, classes = (
+            itertools.filterfalse(registry.hidden, names) for names in (registrations.operators, registrations.classes)
+        )
+        _let_it_be_traced(operators, classes)
 
 
 def namespaces(path: Path) -> frozenset[str]:

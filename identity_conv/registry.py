@@ -134,10 +134,64 @@ def of_loading(load: Callable[[], object], mentioned: frozenset[str] = frozenset
 
 def mistake(registrations: Registrations) -> str:
     """What a library in this process registers that can't be right; empty where there is nothing."""
+    for name in sorted({*registrations.operators, *registrations.classes}):
+        if reason := hidden(name):
+            return reason
     for name in sorted({*registrations.operators, *registrations.without_schema}):
         if reason := _mistake_of_kernels(name):
             return reason
     return ""
+
+
+def hidden(name: str) -> str:
+    """Why the operator ``namespace::name.overload``, or the class ``namespace.Class``, can't be reached, if so.
+
+    ``torch.ops`` and ``torch.classes`` look names up as attributes, and their own come first. A traced graph calls
+    its operators by the same road.
+    """
+    owner: Any
+    if "::" in name:
+        owner, shown = torch._ops._Ops(), f"operator {name}"
+        parts = [*re.split(r"::|\.", name), "default"][:3]
+        steps = _STEPS_TO_OPERATOR
+    else:
+        owner, shown = torch._classes._Classes(), f"class {name.replace('.', '::', 1)}"
+        parts, steps = name.split(".", 1), _STEPS_TO_CLASS
+    root = owner.__name__
+    for part, (step, kind) in zip(parts, steps, strict=True):
+        found = getattr(owner, part, None)
+        if not isinstance(found, kind):
+            return (
+                f"registers the {shown}, which can't be reached, since {root} has something of its own by that name: "
+                f"{step} can't be called {', '.join(sorted(_own(owner)))}, or as Python's own attributes are (__doc__)"
+            )
+        owner = found
+    return ""
+
+
+#: What leads from torch.ops to an operator, from torch.classes to a class, and what torch keeps it as.
+_STEPS_TO_OPERATOR: tuple[tuple[str, type], ...] = (
+    ("a namespace", torch._ops._OpNamespace),
+    ("an operator", torch._ops.OpOverloadPacket),
+    ("an overload", torch._ops.OpOverload),
+)
+_STEPS_TO_CLASS: tuple[tuple[str, type], ...] = (
+    ("a namespace", torch._classes._ClassNamespace),
+    ("a class", torch._C.ScriptClass),  # type: ignore[attr-defined]
+)
+
+
+def attributes_of_namespaces() -> set[str]:
+    """The names that nothing can have in ``torch.ops``, ``torch.classes`` and the namespaces there, beside Python's."""
+    owners = (
+        *(torch._ops._Ops(), torch._ops._OpNamespace("")),
+        *(torch._classes._Classes(), torch._classes._ClassNamespace("")),
+    )
+    return set().union(*map(_own, owners))
+
+
+def _own(owner: object) -> set[str]:
+    return {each for each in {*vars(owner), *dir(type(owner))} if not each.startswith("__")}
 
 
 def _mistake_of_kernels(operator: str) -> str:

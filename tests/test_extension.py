@@ -543,6 +543,74 @@ def test_an_output_may_be_like_an_argument_of_anothers_schema(cache: Path) -> No
     assert f"{sentence}got 'y'\n" in done.stdout
 
 
+HIDDEN = """
+#include <torch/custom_class.h>
+#include <torch/library.h>
+struct Kept : torch::CustomClassHolder { int64_t one() { return 1; } };
+static int64_t f() { return 1; }
+"""
+
+
+def test_names_that_torch_has_for_itself_are_refused(cache: Path) -> None:
+    done = run(
+        f"""
+        def extension(space, registered):
+            source = folder / "hidden.cpp"
+            source.write_text({HIDDEN!r} + f"TORCH_LIBRARY({{space}}, m) {{{{ {{registered}} }}}}")
+            return Extension("hidden", [source], cflags=["-O0"])
+        for space, operator in (
+            ("test_hidden", "name"), ("test_hidden", "__doc__"), ("test_hidden", "__origin__"),
+            ("test_hidden", "f.overloads"), ("load_library", "f"),
+        ):
+            refused(extension(space, f'm.def("{{operator}}() -> int", &f);').load)
+        of_class = 'm.class_<Kept>("NAME").def("one", &Kept::one);'
+        refused(extension("test_hidden", of_class.replace("NAME", "name")).load)
+        # Nothing of them is in this process, and no other name is refused.
+        import warnings
+        warnings.simplefilter("ignore")  # the class has no __obj_flatten__
+        right = extension("test_hidden", of_class.replace("NAME", "Kept") + 'm.def("names.name() -> int", &f);').load()
+        assert right.classes.Kept and right.ops.names.name() == 1
+        """,
+        cache,
+    )
+    refused = [line.partition(" registers the ")[2] for line in done.stdout.splitlines()]
+    starts = [
+        "operator test_hidden::name, which can't be reached, since torch.ops has something of its own by that name: "
+        "an operator can't be called _dir, name, or as Python's own attributes are (__doc__)",
+        "operator test_hidden::__doc__, which",
+        "operator test_hidden::__origin__, which",
+        "operator test_hidden::f.overloads, which",
+        "operator load_library::f, which",
+        "class test_hidden::name, which can't be reached, since torch.classes has something of its own by that name: "
+        "a class can't be called name, or as Python's own attributes are (__doc__)",
+    ]
+    assert [line[: len(start)] for line, start in zip(refused, starts, strict=True)] == starts
+
+
+def test_a_package_may_bring_names_that_python_can_not_reach(cache: Path) -> None:
+    run(
+        f"""
+        from identity_conv import cache, loading, rehearsal
+        source = folder / "brought.cpp"
+        source.write_text({HIDDEN!r} + '''
+            static int64_t dim(const at::Tensor& x) {{ return x.dim(); }}
+            TORCH_LIBRARY(test_brought, m) {{
+              m.def("name() -> int", &f);
+              m.def("dim(Tensor x) -> int", &dim);
+              m.class_<Kept>("name").def("one", &Kept::one);
+            }}
+        ''')
+        library = Extension("brought", [source], cflags=["-O0"]).build()
+        digest = cache.file_digest(library)
+        torch.ops.load_library(str(library))  # as the runtime does, which knows nothing of Python
+        loading.adopt(library.name, digest, rehearsal.rehearse(library, digest, ()).registrations)
+        rules = torch._library.simple_registry.singleton.find("test_brought::dim").torch_dispatch_rules
+        assert rules.find(torch._subclasses.FakeTensorMode) is not None
+        """,
+        cache,
+    )
+
+
 def test_a_kernel_may_wait_for_a_schema_from_elsewhere(cache: Path) -> None:
     done = run(
         """
