@@ -243,7 +243,8 @@ class Extension:
 
         Raises:
             what :meth:`build` raises; BuildError: the library doesn't load, registers what this process has registered
-                already, or has a kernel of a name that its own namespace has no schema for.
+                already, has a kernel of a name that its own namespace has no schema for, or one that says of its
+                operator what it isn't, or registers a name that ``torch.ops`` or ``torch.classes`` can't give.
         """
         with suppress(NotBuilt):  # who only looks at a module goes on to where it needs the library
             self._load()

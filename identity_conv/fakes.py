@@ -23,6 +23,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from . import registry
+
 PREFIX = "__torch__.torch.classes."
 _STATE_H = "#include <identity_conv/state.h> writes it from the fields"
 
@@ -595,15 +597,15 @@ def output_like(name: str, argument: str) -> None:
 
     Raises:
         ValueError: it has no tensor argument of that name, or doesn't return one tensor.
+        AttributeError: there is no such operator.
     """
+    if registry.schema_of(name) is None:
+        space, _, short = name.partition("::")
+        own = [each.partition("::")[2] for each in registry.operators() if each.startswith(f"{space}::")]
+        raise AttributeError(f"there is no operator {name}{registry.meant(short, own, f'{space}::')}")
     schema = operator(name)._schema
-    tensors = [each.name for each in schema.arguments if each.type.str() == "Tensor"]
-    if argument not in tensors:
-        raise ValueError(
-            f"{name}: argument must be one of its tensors, {', '.join(tensors) or 'none'}; got {argument!r}"
-        )
-    if [each.type.str() for each in schema.returns] != ["Tensor"]:
-        raise ValueError(f"{name}: only an operator that returns one tensor has an output like an argument: {schema}")
+    if reason := registry.unlike(schema, argument):
+        raise ValueError(f"{name}: {reason}")
     index = [each.name for each in schema.arguments].index(argument)
 
     def fake(*args: Any, **kwargs: Any) -> torch.Tensor:

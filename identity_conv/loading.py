@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import difflib
+import itertools
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,14 +82,14 @@ def load(path: Path, *, trusted: bool = False) -> Path:
             raise BuildError(f"{path} doesn't load: {error}") from error
         torch.ops.loaded_libraries.add(str(path))
         _loaded.append(_Loaded(path, digest, found, _why_it_stays(found, content), handles[0]))
-        _let_it_be_traced(found)
+        _let_it_be_traced(found.operators, found.classes)
         return path
 
 
-def _let_it_be_traced(registrations: Registrations) -> None:
-    for name in sorted(registrations.classes):
+def _let_it_be_traced(operators: Iterable[str], classes: Iterable[str]) -> None:
+    for name in sorted(classes):
         fakes.derive(name)
-    for name in sorted(registrations.operators):
+    for name in sorted(operators):
         fakes.watch_operator(name)
     gradients.keep_those_of_methods()
 
@@ -104,7 +105,11 @@ def adopt(name: str, digest: str, registrations: Registrations) -> None:
         if any(each.digest == digest for each in _loaded):
             return
         _loaded.append(_Loaded(Path(name), digest, registrations, "come out of a package", None))
-        _let_it_be_traced(registrations)
+        # A package may bring what Python can't reach.
+        operators, classes = (
+            itertools.filterfalse(registry.hidden, names) for names in (registrations.operators, registrations.classes)
+        )
+        _let_it_be_traced(operators, classes)
 
 
 def namespaces(path: Path) -> frozenset[str]:
@@ -148,6 +153,8 @@ def _make_room(path: Path, digest: str) -> Registrations:
         )
     if outcome.error:
         raise BuildError(f"{path} doesn't load: {outcome.error}")
+    if outcome.mistake:
+        raise BuildError(f"{path} {outcome.mistake}")
     for rival in rivals:
         _loaded.remove(rival)
         before, after = rival.registrations, outcome.registrations
@@ -197,8 +204,7 @@ def _refuse_without_schema(path: Path, registrations: Registrations, rivals: lis
             progress.say(f"{path.name} has a kernel for {name}, which can't be called before its schema is defined")
             continue
         own = [each.partition("::")[2] for each in registrations.operators if each.startswith(f"{space}::")]
-        like = difflib.get_close_matches(operator, own, n=1)
-        meant = f", or is {space}::{like[0]} meant?" if like else ""
+        meant = registry.meant(operator, own, f"{space}::")
         raise BuildError(f"{path} has a kernel for {name}, which has no schema: define it (m.def){meant}")
 
 

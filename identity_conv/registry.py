@@ -1,13 +1,14 @@
-"""What is registered with torch in this process: operators, custom classes, namespaces.
+"""What is registered with torch in this process: operators, custom classes, namespaces; and what can't be right.
 
 This module touches what is private in torch for that; seen in torch 2.11, 2.13 and 2.14.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -126,3 +127,100 @@ def of_loading(load: Callable[[], object], mentioned: frozenset[str] = frozenset
     owned = frozenset(filter(is_owned, namespaces | mentioned)) - owned_before
     schemas = {name: schema for name in sorted(new) if (schema := schema_of(name)) is not None}
     return Registrations(schemas, classes, owned, namespaces, frozenset(new - schemas.keys()))
+
+
+# --- what can't be right, and torch takes in silence ----------------------------------------------
+
+
+def mistake(registrations: Registrations) -> str:
+    """What a library in this process registers that can't be right; empty where there is nothing."""
+    for name in sorted({*registrations.operators, *registrations.classes}):
+        if reason := hidden(name):
+            return reason
+    for name in sorted({*registrations.operators, *registrations.without_schema}):
+        if reason := _mistake_of_kernels(name):
+            return reason
+    return ""
+
+
+def hidden(name: str) -> str:
+    """Why the operator ``namespace::name.overload``, or the class ``namespace.Class``, can't be reached, if so.
+
+    ``torch.ops`` and ``torch.classes`` look names up as attributes, and their own come first. A traced graph calls
+    its operators by the same road.
+    """
+    owner: Any
+    if "::" in name:
+        owner, shown = torch._ops._Ops(), f"operator {name}"
+        parts = [*re.split(r"::|\.", name), "default"][:3]
+        steps = _STEPS_TO_OPERATOR
+    else:
+        owner, shown = torch._classes._Classes(), f"class {name.replace('.', '::', 1)}"
+        parts, steps = name.split(".", 1), _STEPS_TO_CLASS
+    root = owner.__name__
+    for part, (step, kind) in zip(parts, steps, strict=True):
+        found = getattr(owner, part, None)
+        if not isinstance(found, kind):
+            return (
+                f"registers the {shown}, which can't be reached, since {root} has something of its own by that name: "
+                f"{step} can't be called {', '.join(sorted(_own(owner)))}, or as Python's own attributes are (__doc__)"
+            )
+        owner = found
+    return ""
+
+
+#: What leads from torch.ops to an operator, from torch.classes to a class, and what torch keeps it as.
+_STEPS_TO_OPERATOR: tuple[tuple[str, type], ...] = (
+    ("a namespace", torch._ops._OpNamespace),
+    ("an operator", torch._ops.OpOverloadPacket),
+    ("an overload", torch._ops.OpOverload),
+)
+_STEPS_TO_CLASS: tuple[tuple[str, type], ...] = (
+    ("a namespace", torch._classes._ClassNamespace),
+    ("a class", torch._C.ScriptClass),  # type: ignore[attr-defined]
+)
+
+
+def attributes_of_namespaces() -> set[str]:
+    """The names that nothing can have in ``torch.ops``, ``torch.classes`` and the namespaces there, beside Python's."""
+    owners = (
+        *(torch._ops._Ops(), torch._ops._OpNamespace("")),
+        *(torch._classes._Classes(), torch._classes._ClassNamespace("")),
+    )
+    return set().union(*map(_own, owners))
+
+
+def _own(owner: object) -> set[str]:
+    return {each for each in {*vars(owner), *dir(type(owner))} if not each.startswith("__")}
+
+
+def _mistake_of_kernels(operator: str) -> str:
+    """What kernels of <identity_conv/autograd.h> and <identity_conv/output_like.h> say that their operator isn't."""
+    kernels = torch._C._dispatch_dump(operator)
+    for said in re.findall(r"identity_conv::differentiable\((.*?)\)", kernels):
+        if said != operator:
+            return f"registers for the operator {operator} a gradient with the kOperator {said}: it must be {operator}"
+    name, _, overload = operator.partition(".")
+    if schema_of(operator) is None:
+        return ""
+    for said in re.findall(r"identity_conv::output_like\((.*?)\)", kernels):
+        if reason := unlike(torch._C._get_schema(name, overload), said):
+            return f"registers output_like for the operator {operator}: {reason}"
+    return ""
+
+
+def unlike(schema: torch.FunctionSchema, argument: str) -> str:
+    """Why an operator's output can't be like the argument of that name, as far as its schema tells."""
+    tensors = [each.name for each in schema.arguments if str(each.type) in ("Tensor", "Optional[Tensor]")]
+    if argument not in tensors:
+        there = ", ".join(tensors) or "none"
+        return f"argument must be one of its tensors, {there}; got {argument!r}{meant(argument, tensors)}"
+    if [str(each.type) for each in schema.returns] != ["Tensor"]:
+        return f"only an operator that returns one tensor has an output like an argument: {schema}"
+    return ""
+
+
+def meant(given: str, there: Iterable[str], prefix: str = "") -> str:
+    """The end of a sentence about a name that isn't there: the one that is spelt nearest, with `prefix`."""
+    nearest = difflib.get_close_matches(given, list(there), n=1)
+    return f", or is {prefix}{nearest[0]} meant?" if nearest else ""

@@ -53,6 +53,7 @@ class Outcome:
     registrations: Registrations
     rivals: list[Path]
     error: str  # why it ends the process; empty where it doesn't
+    mistake: str  # what of it can't be right, though torch takes it; empty where nothing
 
 
 def rehearse(path: Path, digest: str, neighbours: Sequence[Neighbour]) -> Outcome:
@@ -87,7 +88,8 @@ def _outcome(path: Path, answer: dict[str, Any]) -> Outcome:
     if "registrations" not in answer:
         raise BuildError(f"{path} doesn't load: {answer['error']}")
     rivals = [Path(rival) for rival in answer["rivals"]]
-    return Outcome(Registrations.from_json(answer["registrations"]), rivals, str(answer["error"]))
+    registrations = Registrations.from_json(answer["registrations"])
+    return Outcome(registrations, rivals, str(answer["error"]), str(answer["mistake"]))
 
 
 def _schemas_of_python() -> dict[str, str]:
@@ -130,7 +132,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
             answer = {}
         if "error" not in answer:
             answer["error"] = _reason(said.read_text(errors="replace")) or ended
-        return {"rivals": [], **answer}
+        return {"rivals": [], "mistake": "", **answer}
 
 
 def _reason(text: str) -> str | None:
@@ -192,7 +194,8 @@ def _main(asked: str, answered: str) -> None:
             )
             os._exit(0)
     if found:
-        answer(registrations=found, rivals=paths, error="")
+        mistake = registry.mistake(Registrations.from_json(found))
+        answer(registrations=found, rivals=paths, error="", mistake=mistake)
     os._exit(0)
 
 

@@ -75,13 +75,11 @@ def _check_is_free(name: str) -> None:
     import torch
 
     from .libraries import TORCHS, TORCHS_CLASSES
-    from .registry import operators
+    from .registry import attributes_of_namespaces, operators
 
     taken = {operator.split("::")[0] for operator in operators()} | TORCHS | TORCHS_CLASSES | {"my_ops"}
-    # What isn't a namespace there, such as torch.ops.load_library, hides one.
-    taken |= {*dir(torch.ops), *dir(type(torch.ops)), *dir(type(torch.classes))}
-    if name in taken:
-        raise ValueError(f"new: NAME must not be a namespace of operators or classes that is taken, got {name!r}")
+    if name in taken | {*dir(torch.ops)} | attributes_of_namespaces():
+        raise ValueError(f"new: NAME must not be one that torch.ops or torch.classes has already, got {name!r}")
 
 
 def _names_in_python() -> set[str]:

@@ -446,6 +446,171 @@ def test_a_kernel_of_a_name_without_schema_is_an_error(cache: Path) -> None:
     assert left.endswith(f"libtypo.so has a kernel for test_typo::count, {define}")
 
 
+GRADIENT = """
+#include <ATen/ops/clone.h>
+#include <identity_conv/autograd.h>
+static at::Tensor copy(const at::Tensor& x) { return at::clone(x); }
+struct Gradient {
+  static constexpr auto kOperator = "test_said::OPERATOR";
+  using Signature = at::Tensor(const at::Tensor&);
+  static at::Tensor backward(const at::Tensor& grad) { return grad; }
+};
+TORCH_LIBRARY_IMPL(test_said, Autograd, m) {
+  m.impl("copy", identity_conv::differentiable<Gradient>());
+}
+TORCH_LIBRARY(test_said, m) {
+  m.def("copy(Tensor x) -> Tensor", torch::dispatch(c10::DispatchKey::CPU, &copy));
+  m.def("other(Tensor x) -> Tensor", torch::dispatch(c10::DispatchKey::CPU, &copy));
+}
+"""
+
+
+def test_a_gradient_of_another_operator_than_it_says_is_refused(cache: Path) -> None:
+    done = run(
+        f"""
+        source = folder / "said.cpp"
+        def extension(operator):
+            source.write_text({GRADIENT!r}.replace("OPERATOR", operator))
+            return Extension("said", [source], cflags=["-O0"])
+        for wrong in ("cpoy", "other"):
+            refused(extension(wrong).load)
+            refused(extension(wrong).load)  # as it is remembered, too
+        # Nothing of them is in this process: corrected, it loads. Where the kernel stands is said as ever.
+        assert torch.equal(extension("copy").load().ops.copy(x), x)
+        assert f"registered at {{source}}:11, " in torch._C._dispatch_dump("test_said::copy")
+        """,
+        cache,
+    )
+    sentence = "libsaid.so registers for the operator test_said::copy a gradient with the kOperator test_said::"
+    for line, said in zip(done.stdout.splitlines(), ("cpoy", "cpoy", "other", "other"), strict=True):
+        assert line.endswith(f"{sentence}{said}: it must be test_said::copy")
+
+
+LIKE = """
+#include <identity_conv/output_like.h>
+static at::Tensor scale(const at::Tensor& x, const at::Tensor& weight, double) { return x; }
+static int64_t size(const at::Tensor& x) { return x.dim(); }
+TORCH_LIBRARY_IMPL(test_like, Meta, m) { identity_conv::output_like(m, "scale", "weight"); }
+TORCH_LIBRARY(test_like, m) {
+  m.def("scale(Tensor x, Tensor weight, float factor) -> Tensor", torch::dispatch(c10::DispatchKey::CPU, &scale));
+  m.def("size(Tensor x) -> int", torch::dispatch(c10::DispatchKey::CPU, &size));
+}
+"""
+
+
+def test_an_output_like_what_is_no_argument_is_refused(cache: Path) -> None:
+    done = run(
+        f"""
+        source = folder / "like.cpp"
+        def extension(call):
+            source.write_text({LIKE!r}.replace('"scale", "weight"', call))
+            return Extension("like", [source], cflags=["-O0"])
+        for wrong in ('"scale", "wieght"', '"scale", "factor"', '"size", "x"'):
+            refused(extension(wrong).load)
+        assert extension('"scale", "weight"').load().ops.scale(x.to("meta"), x[:2].to("meta"), 1.0).shape == (2,)
+        assert f"registered at {{source}}:5, " in torch._C._dispatch_dump("test_like::scale")
+        """,
+        cache,
+    )
+    said = [
+        line.partition("liblike.so registers output_like for the operator test_like::")[2]
+        for line in done.stdout.splitlines()
+    ]
+    there = "scale: argument must be one of its tensors, x, weight; got"
+    assert said[:2] == [f"{there} 'wieght', or is weight meant?", f"{there} 'factor'"]
+    assert said[2].startswith("size: only an operator that returns one tensor has an output like an argument")
+
+
+def test_an_output_may_be_like_an_argument_of_anothers_schema(cache: Path) -> None:
+    done = run(
+        """
+        def extension(name, text):
+            source = folder / f"{name}.cpp"
+            source.write_text(f"#include <identity_conv/output_like.h>\\n{text}")
+            return Extension(name, [source], cflags=["-O0"])
+        like = 'TORCH_LIBRARY_IMPL(test_schema, Meta, m) { identity_conv::output_like(m, "f", "ARGUMENT"); }'
+        extension("unknown", like.replace("test_schema", "test_nowhere")).load()
+        extension("schema", 'TORCH_LIBRARY(test_schema, m) { m.def("f(Tensor? x) -> Tensor"); }').load()
+        refused(extension("like", like.replace("ARGUMENT", "y")).load)
+        extension("like", like.replace("ARGUMENT", "x")).load()
+        assert torch.ops.test_schema.f(x.to("meta")).is_meta
+        """,
+        cache,
+    )
+    sentence = (
+        "liblike.so registers output_like for the operator test_schema::f: argument must be one of its tensors, x; "
+    )
+    assert f"{sentence}got 'y'\n" in done.stdout
+
+
+HIDDEN = """
+#include <torch/custom_class.h>
+#include <torch/library.h>
+struct Kept : torch::CustomClassHolder { int64_t one() { return 1; } };
+static int64_t f() { return 1; }
+"""
+
+
+def test_names_that_torch_has_for_itself_are_refused(cache: Path) -> None:
+    done = run(
+        f"""
+        def extension(space, registered):
+            source = folder / "hidden.cpp"
+            source.write_text({HIDDEN!r} + f"TORCH_LIBRARY({{space}}, m) {{{{ {{registered}} }}}}")
+            return Extension("hidden", [source], cflags=["-O0"])
+        for space, operator in (
+            ("test_hidden", "name"), ("test_hidden", "__doc__"), ("test_hidden", "__origin__"),
+            ("test_hidden", "f.overloads"), ("load_library", "f"),
+        ):
+            refused(extension(space, f'm.def("{{operator}}() -> int", &f);').load)
+        of_class = 'm.class_<Kept>("NAME").def("one", &Kept::one);'
+        refused(extension("test_hidden", of_class.replace("NAME", "name")).load)
+        # Nothing of them is in this process, and no other name is refused.
+        import warnings
+        warnings.simplefilter("ignore")  # the class has no __obj_flatten__
+        right = extension("test_hidden", of_class.replace("NAME", "Kept") + 'm.def("names.name() -> int", &f);').load()
+        assert right.classes.Kept and right.ops.names.name() == 1
+        """,
+        cache,
+    )
+    refused = [line.partition(" registers the ")[2] for line in done.stdout.splitlines()]
+    starts = [
+        "operator test_hidden::name, which can't be reached, since torch.ops has something of its own by that name: "
+        "an operator can't be called _dir, name, or as Python's own attributes are (__doc__)",
+        "operator test_hidden::__doc__, which",
+        "operator test_hidden::__origin__, which",
+        "operator test_hidden::f.overloads, which",
+        "operator load_library::f, which",
+        "class test_hidden::name, which can't be reached, since torch.classes has something of its own by that name: "
+        "a class can't be called name, or as Python's own attributes are (__doc__)",
+    ]
+    assert [line[: len(start)] for line, start in zip(refused, starts, strict=True)] == starts
+
+
+def test_a_package_may_bring_names_that_python_can_not_reach(cache: Path) -> None:
+    run(
+        f"""
+        from identity_conv import cache, loading, rehearsal
+        source = folder / "brought.cpp"
+        source.write_text({HIDDEN!r} + '''
+            static int64_t dim(const at::Tensor& x) {{ return x.dim(); }}
+            TORCH_LIBRARY(test_brought, m) {{
+              m.def("name() -> int", &f);
+              m.def("dim(Tensor x) -> int", &dim);
+              m.class_<Kept>("name").def("one", &Kept::one);
+            }}
+        ''')
+        library = Extension("brought", [source], cflags=["-O0"]).build()
+        digest = cache.file_digest(library)
+        torch.ops.load_library(str(library))  # as the runtime does, which knows nothing of Python
+        loading.adopt(library.name, digest, rehearsal.rehearse(library, digest, ()).registrations)
+        rules = torch._library.simple_registry.singleton.find("test_brought::dim").torch_dispatch_rules
+        assert rules.find(torch._subclasses.FakeTensorMode) is not None
+        """,
+        cache,
+    )
+
+
 def test_a_kernel_may_wait_for_a_schema_from_elsewhere(cache: Path) -> None:
     done = run(
         """

@@ -236,5 +236,9 @@ def test_one_line_says_that_an_output_is_like_an_argument(scale) -> None:
 def test_output_like_names_what_is_wrong(scale) -> None:
     with pytest.raises(ValueError, match="argument must be one of its tensors, x; got 'y'"):
         scale.output_like("twice", "y")
+    with pytest.raises(
+        AttributeError, match="there is no operator test_unfaked::twise, or is test_unfaked::twice meant"
+    ):
+        scale.output_like("twise", "x")
     with pytest.raises(ValueError, match="only an operator that returns one tensor"):
         scale.output_like("both", "x")

@@ -5,7 +5,7 @@
 // The author's kernels are the forward. The backward is a struct:
 //
 //   struct ScaleGradient {
-//     static constexpr auto kOperator = "my_ops::scale";
+//     static constexpr auto kOperator = "my_ops::scale";  // that it is registered for
 //     using Signature = at::Tensor(const at::Tensor& x, double factor);  // as the kernels have it
 //     static at::Tensor backward(const at::Tensor& grad, const at::Tensor& x, double factor) {
 //       return scale(grad, factor);  // through the dispatcher: higher orders follow
@@ -41,6 +41,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/StringUtil.h>
 #include <identity_conv/wording.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
@@ -511,10 +512,15 @@ struct Differentiable<G, R(Args...)> {
 
 }  // namespace detail
 
-// The kernel for the Autograd key of the operator that G describes (see above).
+// The kernel for the Autograd key of the operator that G describes (see above). It is registered
+// with G's kOperator beside file and line, which identity_conv.Extension compares with the operator
+// that has it, as it loads the library.
 template <class G>
-torch::CppFunction differentiable() {
-  return torch::CppFunction(&detail::Differentiable<G, typename G::Signature>::call);
+torch::CppFunction differentiable(const char* file = __builtin_FILE(),
+                                  int line = __builtin_LINE()) {
+  return torch::CppFunction(&detail::Differentiable<G, typename G::Signature>::call)
+      .debug(c10::str("registered at ", file, ":", line, ", identity_conv::differentiable(",
+                      G::kOperator, ")"));
 }
 
 }  // namespace identity_conv

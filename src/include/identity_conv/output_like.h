@@ -11,6 +11,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/util/StringUtil.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -19,9 +20,11 @@
 
 namespace identity_conv {
 
-// Registers it for the operator `op` of m's namespace. A wrong `argument` is an error at the first
-// call, which names the operator.
-inline void output_like(torch::Library& m, const char* op, std::string argument) {
+// Registers it for the operator `op` of m's namespace. A wrong `argument` is an error, which names
+// the operator, as identity_conv.Extension loads the library, and else at the first call: it stands
+// in the registration beside file and line.
+inline void output_like(torch::Library& m, const char* op, std::string argument,
+                        const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   class Kernel : public c10::OperatorKernel {
    public:
     explicit Kernel(std::string argument) : argument_(std::move(argument)) {}
@@ -43,8 +46,10 @@ inline void output_like(torch::Library& m, const char* op, std::string argument)
    private:
     std::string argument_;
   };
-  m.impl(op,
-         torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(std::move(argument))));
+  auto said =
+      c10::str("registered at ", file, ":", line, ", identity_conv::output_like(", argument, ")");
+  m.impl(op, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(std::move(argument)))
+                 .debug(std::move(said)));
 }
 
 }  // namespace identity_conv
