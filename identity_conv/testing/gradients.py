@@ -220,7 +220,7 @@ def gradients(bench: Bench, start: int) -> None:
     subject = bench.subject
     if subject.writes or not (_floating(bench) or bench.settings.given_calls):
         return
-    for call in bench.each(_calls(bench), start):
+    for call in bench.each(_calls(bench), start, 20.0):  # many gradients for each
         several = len(_leaves(*call.build("meta")))
         for only in (None, *range(several if several > 1 else 0)):
             if text := _first_order(bench, call, only):
