@@ -673,6 +673,13 @@ def test_a_reference_that_cancels_raises_no_false_alarm() -> None:
     assert not found
 
 
+def test_finite_differences_are_of_elements_that_lie_apart() -> None:
+    def by_comparing(x: torch.Tensor) -> torch.Tensor:
+        return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+
+    assert not violations(torch.ops.aten.sign, by_comparing, dtypes=[torch.float64], tier="full", skip=alone("grad"))
+
+
 def test_a_sum_of_many_terms_may_round_in_another_order() -> None:
     bench = SimpleNamespace(compare=close())
     out_of = [torch.zeros(100, 100)]
