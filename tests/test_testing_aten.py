@@ -125,12 +125,14 @@ CASES: dict[str, Case] = {
     "hypot": near(lambda x, y: torch.complex(x, y).abs(), skip=OWN_STRIDES),
     "lerp.Scalar": near(interpolated, skip=OWN_STRIDES),
     "logaddexp": near(lambda x, y: torch.stack(torch.broadcast_tensors(x, y)).logsumexp(0), skip=OWN_STRIDES),
-    "logical_xor": alike(lambda x, y: (x != 0) != (y != 0), dtypes=USUAL),
+    "logical_xor": alike(lambda x, y: (x != 0) != (y != 0), dtypes=USUAL, skip=OWN_STRIDES),
     "maximum": near(lambda x, y: torch.where((x > y) | x.isnan(), x, y)),
     "minimum": near(lambda x, y: torch.where((x < y) | x.isnan(), x, y)),
     "mul.Tensor": near(lambda x, y: torch.addcmul(torch.zeros_like(x), x, y), skip=OWN_STRIDES),
     "sub.Tensor": near(lambda x, y: x + (-y)),
-    "where.self": alike(lambda condition, x, y: torch.where(condition == 0, y, x), dtypes=(torch.bool, torch.uint8)),
+    "where.self": alike(
+        lambda condition, x, y: torch.where(condition == 0, y, x), dtypes=(torch.bool, torch.uint8), skip=OWN_STRIDES
+    ),
     # along dimensions
     "_log_softmax": near(log_softmax, inputs={"half_to_float": False}, skip=OWN_STRIDES),
     "_softmax": near(

@@ -673,6 +673,22 @@ def test_a_reference_that_cancels_raises_no_false_alarm() -> None:
     assert not found
 
 
+_KEPT: list[bytearray] = []
+
+
+@torch.library.custom_op("test_checks::any_and_keep", mutates_args=())
+def any_and_keep_by_python(x: torch.Tensor, size: int) -> torch.Tensor:
+    _KEPT.append(bytearray(b"x" * size))
+    return x.any()
+
+
+@pytest.mark.parametrize(("size", "told"), [(4000, False), (100_000, True)])
+def test_what_an_allocator_keeps_is_no_leak(size: int, told: bool) -> None:
+    inputs = [Call((TensorPlan((1000,), torch.float32), size))]
+    found = violations(any_and_keep_by_python, lambda x, size: x.any(), inputs=inputs, tier="full", skip=alone("leak"))
+    assert ("leak" in found) == told
+
+
 def test_finite_differences_are_of_elements_that_lie_apart() -> None:
     def by_comparing(x: torch.Tensor) -> torch.Tensor:
         return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
