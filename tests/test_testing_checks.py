@@ -689,6 +689,16 @@ def test_what_an_allocator_keeps_is_no_leak(size: int, told: bool) -> None:
     assert ("leak" in found) == told
 
 
+def test_a_list_of_tensors_is_given_no_tensor() -> None:
+    def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([each.unsqueeze(0) for each in tensors])
+
+    found = violations(
+        torch.ops.aten.stack, joined, dtypes=[torch.uint8], inputs={"dim": 0}, tier="full", skip=alone("sizes")
+    )
+    assert not found
+
+
 def test_finite_differences_are_of_elements_that_lie_apart() -> None:
     def by_comparing(x: torch.Tensor) -> torch.Tensor:
         return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)

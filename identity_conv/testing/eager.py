@@ -747,7 +747,8 @@ def beyond_32_bits(bench: Bench, start: int) -> None:
     """More than 2^31 elements of one byte, mostly zero, each other cell where an index may go wrong."""
     subject = bench.subject
     dtype = next((d for d in (torch.uint8, torch.int8, torch.bool) if d in bench.settings.dtypes), None)
-    if dtype is None or len(subject.binding.arguments) != 1 or bench.settings.given_calls is not None:
+    arguments = [str(each.real_type) for each in subject.binding.arguments]
+    if dtype is None or arguments not in (["Tensor"], ["Optional[Tensor]"]) or bench.settings.given_calls is not None:
         return
     room = _free_bytes(bench.device)
     if room < 3 * _BILLIONS:
