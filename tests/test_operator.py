@@ -54,6 +54,24 @@ def test_layouts_large_enough_for_threads_and_tails(device: str) -> None:
     check_op("my_ops::identity_conv_op", torch.clone, devices=[device], inputs=calls, skip=skip)
 
 
+def test_rows_of_every_length_once_and_repeated(device: str) -> None:
+    calls = [
+        Call((plan,))
+        for dtype in (torch.uint8, torch.bfloat16, torch.float32, torch.complex128)
+        for length in (*range(1, 70), 127, 1000, 4097, 20_011)
+        for plan in (
+            TensorPlan((3, length), dtype, padding=(0, 3), offset=1),
+            TensorPlan((3, length), dtype, step=(1, 3)),
+            TensorPlan((length,), dtype, expand=(0,)),
+            TensorPlan((11, length), dtype, expand=(0,)),
+            TensorPlan((length, 11), dtype, expand=(1,)),
+        )
+    ]
+    kept = {"values", "layout", "bounds", "inputs_untouched"}
+    skip = dict.fromkeys(CHECKS.keys() - kept, "looked at with other tensors")
+    check_op("my_ops::identity_conv_op", torch.clone, devices=[device], inputs=calls, skip=skip)
+
+
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this kernel has no huge pages")
 def test_a_large_output_is_in_huge_pages() -> None:
     y = identity_conv.identity_conv(torch.zeros(16 << 20, dtype=torch.uint8))

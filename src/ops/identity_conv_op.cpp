@@ -12,6 +12,7 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -24,6 +25,8 @@ namespace {
 
 using at::Tensor;
 using identity_conv::CopyLayout;
+
+using Vector [[gnu::vector_size(16), gnu::aligned(1), gnu::may_alias]] = int64_t;
 
 // Any element of N bytes, at any address: only bits move, so the element size is all there is to
 // dispatch on. Those that are a number inside are copied by vectors where a loop lets them.
@@ -43,6 +46,10 @@ template <>
 struct [[gnu::packed, gnu::may_alias]] Bytes<4> {
   uint32_t number;
 };
+template <>
+struct Bytes<16> {
+  Vector number;
+};
 
 template <class T>
 void put(T& to, const T& from) {
@@ -53,22 +60,75 @@ void put(T& to, const T& from) {
   }
 }
 
-// Plain vector stores. The output is fresh memory that faults page by page, and there memcpy's
-// string instructions and non-temporal stores lose 5 to 15 %; on warm memory the two are alike. The
-// attribute keeps the compiler from making a call of memcpy of it.
-__attribute__((optimize("no-tree-loop-distribute-patterns"))) void copy_bytes(
-    const unsigned char* src, unsigned char* dst, int64_t count) {
-  using Vector [[gnu::vector_size(16), gnu::aligned(1), gnu::may_alias]] = int64_t;
-  constexpr int kUnroll = 4;
-  constexpr int64_t kStep = kUnroll * sizeof(Vector);
-  int64_t i = 0;
-  for (; i + kStep <= count; i += kStep) {
-    for (int v = 0; v < kUnroll; ++v) {
-      reinterpret_cast<Vector*>(dst + i)[v] = reinterpret_cast<const Vector*>(src + i)[v];
-    }
-  }
-  std::memcpy(dst + i, src + i, count - i);
+// The first and the last sizeof(Word) bytes, which overlap where they must.
+template <class Word>
+[[gnu::always_inline]] inline void copy_ends(const unsigned char* src, unsigned char* dst,
+                                             int64_t count) {
+  Word first, last;
+  std::memcpy(&first, src, sizeof(Word));
+  std::memcpy(&last, src + count - sizeof(Word), sizeof(Word));
+  std::memcpy(dst, &first, sizeof(Word));
+  std::memcpy(dst + count - sizeof(Word), &last, sizeof(Word));
 }
+
+[[gnu::always_inline]] inline void copy_bytes(const unsigned char* src, unsigned char* dst,
+                                              int64_t count) {
+  constexpr int64_t kVector = sizeof(Vector);
+  constexpr int kUnroll = 4;
+  if (count >= kVector) {
+    int64_t i = 0;
+    for (; i + kUnroll * kVector <= count; i += kUnroll * kVector) {
+      for (int v = 0; v < kUnroll; ++v) {
+        reinterpret_cast<Vector*>(dst + i)[v] = reinterpret_cast<const Vector*>(src + i)[v];
+      }
+    }
+    for (; i + kVector <= count; i += kVector) {
+      *reinterpret_cast<Vector*>(dst + i) = *reinterpret_cast<const Vector*>(src + i);
+    }
+    if (i < count) {
+      *reinterpret_cast<Vector*>(dst + count - kVector) =
+          *reinterpret_cast<const Vector*>(src + count - kVector);
+    }
+  } else if (count >= 8) {
+    copy_ends<uint64_t>(src, dst, count);
+  } else if (count >= 4) {
+    copy_ends<uint32_t>(src, dst, count);
+  } else {
+    for (int64_t i = 0; i < count; ++i) dst[i] = src[i];
+  }
+}
+
+// Rows of `count` bytes, `pitch` bytes apart, by plain vector stores. The output is fresh memory
+// that faults page by page, and there memcpy's string instructions and non-temporal stores lose 5
+// to 15 %; on warm memory the two are alike, but for rows of a few vectors, where a call costs more
+// than they do. The attribute keeps the compiler from making a call of memcpy of it.
+__attribute__((optimize("no-tree-loop-distribute-patterns"))) void copy_rows_of_bytes(
+    const unsigned char* src, int64_t pitch, unsigned char* dst, int64_t count, int64_t rows) {
+  for (int64_t row = 0; row < rows; ++row) copy_bytes(src + row * pitch, dst + row * count, count);
+}
+
+template <class T>
+void copy_dense_rows(const T* src, int64_t pitch, T* dst, int64_t count, int64_t rows) {
+  constexpr int64_t kBytes = sizeof(T);
+  copy_rows_of_bytes(reinterpret_cast<const unsigned char*>(src), pitch * kBytes,
+                     reinterpret_cast<unsigned char*>(dst), count * kBytes, rows);
+}
+
+// Repeats the first `period` elements of dst until there are `count`: from the cache, where
+// memcpy's wider vectors win, in pieces that are worth a call of it.
+template <class T>
+void repeat(T* dst, int64_t period, int64_t count) {
+  constexpr int64_t kEnoughBytes = 4096;
+  for (int64_t i = period; i < count;) {
+    if (i * sizeof(T) <= kEnoughBytes) period = i;
+    const int64_t more = std::min(period, count - i);
+    std::memcpy(dst + i, dst, more * sizeof(T));
+    i += more;
+  }
+}
+
+// What is repeated is written anew up to so many bytes: what has just been written is slow to read.
+constexpr int64_t kWrittenBytes = 512;
 
 // kCount > 0 is `count` known when compiling: rows of a few elements are common (the channels of an
 // image) and a loop that counts costs more than they do.
@@ -77,12 +137,18 @@ void copy_row(const T* src, int64_t stride, T* dst, int64_t count) {
   if constexpr (kCount > 0) {
     for (int i = 0; i < kCount; ++i) put(dst[i], src[i * stride]);
   } else if (stride == 1) {
-    copy_bytes(reinterpret_cast<const unsigned char*>(src), reinterpret_cast<unsigned char*>(dst),
-               count * sizeof(T));
+    copy_dense_rows(src, 0, dst, count, 1);
+  } else if (stride == 0) {
+    const T element = *src;
+    const int64_t first = std::min<int64_t>(count, kWrittenBytes / sizeof(T));
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < first; ++i) put(dst[i], element);
+    repeat(dst, first, count);
   } else if (stride == 2) {
     // Known when compiling, it is done by vectors.
     for (int64_t i = 0; i < count; ++i) put(dst[i], src[i * 2]);
   } else {
+#pragma GCC unroll 4
     for (int64_t i = 0; i < count; ++i) put(dst[i], src[i * stride]);
   }
 }
@@ -97,10 +163,11 @@ void copy_rows_of(const T* src, int64_t stride, int64_t pitch, T* dst, int64_t c
 
 template <class T>
 void copy_rows(const T* src, int64_t stride, int64_t pitch, T* dst, int64_t count, int64_t rows) {
-  if (stride == 1 && pitch == 0) {
-    // One row again and again, from the cache: there memcpy's wider vectors win.
-    for (int64_t row = 0; row < rows; ++row) std::memcpy(dst + row * count, src, count * sizeof(T));
-    return;
+  if (pitch == 0 && rows > 1) {
+    const int64_t row_bytes = count * sizeof(T);
+    const int64_t first = std::clamp<int64_t>(kWrittenBytes / row_bytes, 1, rows);
+    copy_rows_of<0>(src, stride, pitch, dst, count, first);
+    return repeat(dst, first * count, rows * count);
   }
   switch (count) {
     case 2:
@@ -110,6 +177,7 @@ void copy_rows(const T* src, int64_t stride, int64_t pitch, T* dst, int64_t coun
     case 4:
       return copy_rows_of<4>(src, stride, pitch, dst, count, rows);
     default:
+      if (stride == 1) return copy_dense_rows(src, pitch, dst, count, rows);
       return copy_rows_of<0>(src, stride, pitch, dst, count, rows);
   }
 }
