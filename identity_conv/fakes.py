@@ -609,6 +609,9 @@ def output_like(name: str, argument: str) -> None:
     index = [each.name for each in schema.arguments].index(argument)
 
     def fake(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return torch.empty_like(args[index] if index < len(args) else kwargs[argument])
+        given = args[index] if index < len(args) else kwargs.get(argument)
+        if given is None:
+            raise ValueError(f"{name}: {argument} must be a tensor, since the output is like it, got None")
+        return torch.empty_like(given)
 
     torch.library.register_fake(name, fake)

@@ -151,19 +151,20 @@ def hidden(name: str) -> str:
     """
     owner: Any
     if "::" in name:
-        owner, shown = torch._ops._Ops(), f"operator {name}"
+        owner, shown = torch.ops, f"operator {name}"
         parts = [*re.split(r"::|\.", name), "default"][:3]
         steps = _STEPS_TO_OPERATOR
     else:
-        owner, shown = torch._classes._Classes(), f"class {name.replace('.', '::', 1)}"
+        owner, shown = torch.classes, f"class {name.replace('.', '::', 1)}"
         parts, steps = name.split(".", 1), _STEPS_TO_CLASS
     root = owner.__name__
     for part, (step, kind) in zip(parts, steps, strict=True):
         found = getattr(owner, part, None)
         if not isinstance(found, kind):
+            taken = ", ".join(sorted(_own(owner, kind)))
             return (
                 f"registers the {shown}, which can't be reached, since {root} has something of its own by that name: "
-                f"{step} can't be called {', '.join(sorted(_own(owner)))}, or as Python's own attributes are (__doc__)"
+                f"{step} can't be called {taken}, or as Python's own attributes are (__doc__)"
             )
         owner = found
     return ""
@@ -183,29 +184,28 @@ _STEPS_TO_CLASS: tuple[tuple[str, type], ...] = (
 
 def attributes_of_namespaces() -> set[str]:
     """The names that nothing can have in ``torch.ops``, ``torch.classes`` and the namespaces there, beside Python's."""
-    owners = (
-        *(torch._ops._Ops(), torch._ops._OpNamespace("")),
-        *(torch._classes._Classes(), torch._classes._ClassNamespace("")),
-    )
-    return set().union(*map(_own, owners))
+    operators, classes = (kind for _, kind in (_STEPS_TO_OPERATOR[0], _STEPS_TO_CLASS[0]))
+    return _own(torch.ops, operators) | _own(operators("")) | _own(torch.classes, classes) | _own(classes(""))
 
 
-def _own(owner: object) -> set[str]:
-    return {each for each in {*vars(owner), *dir(type(owner))} if not each.startswith("__")}
+def _own(owner: object, found_there: type | None = None) -> set[str]:
+    """The attributes that an object has of its own, without those that it was asked for and keeps."""
+    kept = {name for name, value in vars(owner).items() if found_there and isinstance(value, found_there)}
+    return {each for each in {*vars(owner), *dir(type(owner))} - kept if not each.startswith("__")}
 
 
 def _mistake_of_kernels(operator: str) -> str:
     """What kernels of <identity_conv/autograd.h> and <identity_conv/output_like.h> say that their operator isn't."""
-    kernels = torch._C._dispatch_dump(operator)
-    for said in re.findall(r"identity_conv::differentiable\((.*?)\)", kernels):
+    kernels = torch._C._dispatch_dump(operator)  # of every library that has one
+    for where, said in re.findall(r"registered at (.*), identity_conv::differentiable\((.*?)\)", kernels):
         if said != operator:
-            return f"registers for the operator {operator} a gradient with the kOperator {said}: it must be {operator}"
+            return f"doesn't fit: the gradient registered at {where} for {operator} has the kOperator {said}"
     name, _, overload = operator.partition(".")
     if schema_of(operator) is None:
         return ""
-    for said in re.findall(r"identity_conv::output_like\((.*?)\)", kernels):
+    for where, said in re.findall(r"registered at (.*), identity_conv::output_like\((.*?)\)", kernels):
         if reason := unlike(torch._C._get_schema(name, overload), said):
-            return f"registers output_like for the operator {operator}: {reason}"
+            return f"doesn't fit: output_like registered at {where} for {operator}: {reason}"
     return ""
 
 

@@ -176,6 +176,7 @@ def _main(asked: str, answered: str) -> None:
     paths = [each["path"] for each in rivals]
     if found:
         answer(registrations=found, rivals=paths)
+    mistake = ""
     if not any(each["stays"] for each in rivals):
         handles = {each["path"]: ctypes.CDLL(each["path"])._handle for each in request["neighbours"]}
         for each in rivals:
@@ -193,8 +194,8 @@ def _main(asked: str, answered: str) -> None:
                 "torch knows classes by that: put it in an unnamed namespace",
             )
             os._exit(0)
+        mistake = registry.mistake(Registrations.from_json(found)) if found else ""
     if found:
-        mistake = registry.mistake(Registrations.from_json(found))
         answer(registrations=found, rivals=paths, error="", mistake=mistake)
     os._exit(0)
 

@@ -689,6 +689,30 @@ def test_what_an_allocator_keeps_is_no_leak(size: int, told: bool) -> None:
     assert ("leak" in found) == told
 
 
+@torch.library.custom_op("test_checks::scaled_by_index", mutates_args=())
+def scaled_by_index_by_python(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return x * index
+
+
+def scaled_by_index_backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    (index,) = ctx.saved_tensors
+    return grad * index * (2 if torch.compiler.is_compiling() else 1), None
+
+
+scaled_by_index_by_python.register_fake(lambda x, index: torch.empty_like(x))
+scaled_by_index_by_python.register_autograd(
+    scaled_by_index_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1])
+)
+
+
+def test_a_compiled_gradient_is_looked_at_where_an_input_has_none() -> None:
+    inputs = [Call((TensorPlan((5,), torch.float32), TensorPlan((5,), torch.int64)))]
+    skip = alone("grad", "compile")
+    found = violations(scaled_by_index_by_python, torch.mul, inputs=inputs, tier="full", skip=skip)
+    assert found.keys() == {"compile"}
+    assert "the gradient" in found["compile"]
+
+
 def test_a_list_of_tensors_is_given_no_tensor() -> None:
     def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat([each.unsqueeze(0) for each in tensors])

@@ -334,7 +334,7 @@ class _Once:
 
 def _isolation_for(settings: Settings, device: str) -> str:
     """How calls on a device are kept from this process: by a fork, a fresh process, or not at all."""
-    if isolation.way(device) == "fork":
+    if isolation.how_for(device) == "fork":
         return "fork"
     try:
         isolation.dumps(settings)

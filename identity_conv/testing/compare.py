@@ -18,8 +18,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Comparison:
     """A rule that says where two dense tensors of equal shape and dtype differ.
 
-    Calling it gives None where they agree, else half a sentence: ``at [3] expected 1.0, got 0.0; 2 of 64 differ``.
-    `exact`, `ulp` and `close` make the usual ones.
+    Calling it gives None where they agree, else half a sentence:
+    ``at [3] expected 1.0, got 0.0; differs in 2 of 64 elements``. `exact`, `ulp` and `close` make the usual ones.
 
     Args:
         name: how a report calls it.

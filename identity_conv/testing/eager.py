@@ -497,7 +497,7 @@ def _call_often(
     bench: Bench, barrier: threading.Barrier, turns: int, wrong: list[str], args: Any, kwargs: Any, expected: Any
 ) -> None:
     """What one of several threads does: adds to `wrong` what it sees."""
-    right_one: Any = None
+    right_one: list[torch.Tensor] | None = None
     try:
         barrier.wait(10)
         for _ in range(turns):
@@ -505,18 +505,22 @@ def _call_often(
                 # Most are equal to the first, bit for bit, which is sooner seen than that they are close enough.
                 if right_one is not None and _same(output, right_one):
                     continue
-                if text := difference(bench, output, expected):
+                kept = [each.clone() for each in tensors_in(output)]  # it may lie where another thread writes
+                if text := difference(bench, kept, expected):
                     wrong.append(text)
                     return
-                right_one = output
+                right_one = kept
     except Exception as error:
         wrong.append(f"raised {describe(error)}")
 
 
 def _same(one: Any, other: Any) -> bool:
     """Whether two results are of the same sizes, dtypes and bits."""
-    pairs = zip(tensors_in(one), tensors_in(other), strict=True)
-    return all((a.shape, a.dtype) == (b.shape, b.dtype) and same_bytes(raw(dense(a)), raw(dense(b))) for a, b in pairs)
+    got, want = tensors_in(one), tensors_in(other)
+    return len(got) == len(want) and all(
+        (a.shape, a.dtype) == (b.shape, b.dtype) and same_bytes(raw(dense(a)), raw(dense(b)))
+        for a, b in zip(got, want, strict=True)
+    )
 
 
 def _within_a_call(bench: Bench) -> None:

@@ -19,11 +19,12 @@ from .examine import Bench, describe
 from .plan import TensorPlan
 from .registry import BOTH, stage
 
+#: What is computed again in which wider dtype.
 _NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 #: How many times the error of the reference, at its worst, another order of operations may make.
-_AS_NEAR = 8
+_TIMES_THE_REFERENCES = 8
 #: Of the largest number, how far off the reference may be for its error to excuse another.
-_NEAR = 0.01
+_LARGEST_EXCUSED_ERROR = 0.01
 
 
 def derivatives_differ(
@@ -60,20 +61,21 @@ def _of(widely: Callable[[], Sequence[torch.Tensor | None]] | None, index: int) 
     """One of the tensors that `widely` gives; None where it can't."""
     try:
         return widely()[index] if widely else None
-    except Exception:  # float64 is refused
+    except Exception:  # such as where float64 is refused
         return None
 
 
 def _is_as_near(mine: torch.Tensor, theirs: torch.Tensor, truth: torch.Tensor | None) -> bool:
     """Whether `mine` is about as near to the truth as `theirs` is, each at its worst, and that is near."""
-    if truth is None or truth.shape != theirs.shape:
+    if truth is None or truth.shape != theirs.shape or truth.dtype == theirs.dtype:
         return False
     finite = mine.isfinite() & theirs.isfinite() & truth.isfinite()
     same = (mine == theirs) | (mine.isnan() & theirs.isnan())
     if not finite.any() or not (same | finite).all():
         return False
     mine_off, theirs_off = (float((each - truth)[finite].abs().max()) for each in (mine, theirs))
-    return mine_off <= _AS_NEAR * theirs_off and theirs_off <= _NEAR * float(truth[finite].abs().max())
+    excused = theirs_off <= _LARGEST_EXCUSED_ERROR * float(truth[finite].abs().max())
+    return excused and mine_off <= _TIMES_THE_REFERENCES * theirs_off
 
 
 def widened(what: Any) -> Any:
@@ -155,10 +157,14 @@ def _differentiable(outputs: Any) -> list[torch.Tensor]:
     return [each for each in tensors_in(outputs) if each.requires_grad]
 
 
-def _incoming(output: torch.Tensor, kind: str, *, widened: bool = False) -> torch.Tensor:
-    """A gradient for `output`, laid out in one way or another; the same numbers for one that was `widened`."""
+def _incoming(output: torch.Tensor, kind: str, *, wide: bool = False) -> torch.Tensor:
+    """A gradient for `output`, laid out in one way or another.
+
+    Args:
+        wide: it was :func:`widened`: the numbers of the narrower dtype.
+    """
     shape, dtype, device = tuple(output.shape), output.dtype, output.device
-    if widened:
+    if wide:
         dtype = _NARROW.get(dtype, dtype)
     layouts: dict[str, dict[str, Any]] = {
         "dense": {},
@@ -259,8 +265,8 @@ def _first_order(bench: Bench, call: Call, only: int | None = None, *, where_fin
         kind: torch.autograd.grad(wanted, theirs, incoming, retain_graph=True, allow_unused=True)
         for kind, incoming in incoming_of.items()
     }
-    gradients = [each for expected in expected_of.values() for each in expected if each is not None]
-    if where_finite and not (wanted and all(bool(each.isfinite().all()) for each in gradients)):
+    there = [each for expected in expected_of.values() for each in expected if each is not None]
+    if where_finite and not (wanted and all(bool(each.isfinite().all()) for each in there)):
         return None
     args, kwargs = call.build(bench.device)
     mine = _leaves(args, kwargs, only)
@@ -420,7 +426,7 @@ def second_order(bench: Bench, start: int) -> None:
             outputs = _differentiable(function(args, kwargs))
             if not outputs:
                 return None
-            incoming = [_incoming(each, "dense", widened=widely).requires_grad_() for each in outputs]
+            incoming = [_incoming(each, "dense", wide=widely).requires_grad_() for each in outputs]
             # Through a square, so that the second derivative isn't nothing.
             squares = [each * each for each in outputs]
             first = torch.autograd.grad(squares, leaves, incoming, create_graph=True, allow_unused=True)
@@ -430,7 +436,7 @@ def second_order(bench: Bench, start: int) -> None:
                     *(None if each is None else each.detach() for each in first),
                     *[None] * (len(leaves) + len(incoming)),
                 ]
-            weights = [_incoming(each, "permuted", widened=widely) for each in total]
+            weights = [_incoming(each, "permuted", wide=widely) for each in total]
             second = torch.autograd.grad(total, [*leaves, *incoming], weights, allow_unused=True)
             return [*(None if each is None else each.detach() for each in first), *second]
 

@@ -203,8 +203,8 @@ class _Child:
         return code
 
 
-def way(device: torch.device | str) -> str:
-    """How calls on a device are kept from this process: by a "fork", or by a "spawn" where no fork serves."""
+def how_for(device: torch.device | str) -> str:
+    """The `how` of :func:`run` for calls on a device: "fork", or "spawn" where no fork serves, which one tries."""
     return "fork" if torch.device(device).type == "cpu" and fork_serves() else "spawn"
 
 

@@ -370,7 +370,7 @@ def compiled(bench: Bench, start: int) -> None:
 
 def _gradients_of_squares(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
     total = torch.stack([(each * each).sum() for each in outputs if each.requires_grad]).sum()
-    return torch.autograd.grad(total, inputs, allow_unused=True)
+    return torch.autograd.grad(total, [each for each in inputs if each.requires_grad], allow_unused=True)
 
 
 def _results_differ(bench: Bench, found: list[torch.Tensor], eager: list[torch.Tensor]) -> str | None:

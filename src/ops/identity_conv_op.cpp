@@ -114,8 +114,8 @@ void copy_dense_rows(const T* src, int64_t pitch, T* dst, int64_t count, int64_t
                      reinterpret_cast<unsigned char*>(dst), count * kBytes, rows);
 }
 
-// Repeats the first `period` elements of dst until there are `count`: from the cache, where
-// memcpy's wider vectors win, in pieces that are worth a call of it.
+// Repeats the first `period` elements of dst until there are `count`. Short ones are read from the
+// cache, where memcpy's wider vectors win, in pieces that are worth a call of it.
 template <class T>
 void repeat(T* dst, int64_t period, int64_t count) {
   constexpr int64_t kEnoughBytes = 4096;
@@ -127,8 +127,9 @@ void repeat(T* dst, int64_t period, int64_t count) {
   }
 }
 
-// What is repeated is written anew up to so many bytes: what has just been written is slow to read.
-constexpr int64_t kWrittenBytes = 512;
+// So much is stored from the source before `repeat` reads it back: what has just been stored is
+// slow to load.
+constexpr int64_t kStoredBytes = 512;
 
 // kCount > 0 is `count` known when compiling: rows of a few elements are common (the channels of an
 // image) and a loop that counts costs more than they do.
@@ -140,7 +141,7 @@ void copy_row(const T* src, int64_t stride, T* dst, int64_t count) {
     copy_dense_rows(src, 0, dst, count, 1);
   } else if (stride == 0) {
     const T element = *src;
-    const int64_t first = std::min<int64_t>(count, kWrittenBytes / sizeof(T));
+    const int64_t first = std::min<int64_t>(count, kStoredBytes / sizeof(T));
 #pragma GCC unroll 8
     for (int64_t i = 0; i < first; ++i) put(dst[i], element);
     repeat(dst, first, count);
@@ -165,7 +166,7 @@ template <class T>
 void copy_rows(const T* src, int64_t stride, int64_t pitch, T* dst, int64_t count, int64_t rows) {
   if (pitch == 0 && rows > 1) {
     const int64_t row_bytes = count * sizeof(T);
-    const int64_t first = std::clamp<int64_t>(kWrittenBytes / row_bytes, 1, rows);
+    const int64_t first = std::clamp<int64_t>(kStoredBytes / row_bytes, 1, rows);
     copy_rows_of<0>(src, stride, pitch, dst, count, first);
     return repeat(dst, first * count, rows * count);
   }

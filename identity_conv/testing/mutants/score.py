@@ -271,7 +271,7 @@ class InChild:
     function: Callable[[Kernel, int], Sequence[str]]
 
     def __call__(self, kernel: Kernel, seed: int) -> Verdict:
-        how = isolation.way(kernel.device)
+        how = isolation.how_for(kernel.device)
         for _, told in isolation.run([(kernel, seed)], _Perform(self.function), how=how, limit=_LIMIT_S):
             if isinstance(told, isolation.Death):
                 return Verdict(died=told.how)

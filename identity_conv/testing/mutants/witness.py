@@ -32,7 +32,7 @@ def witnessed(kernels: Sequence[Kernel], of: Callable[[Kernel], Any] = Kernel.ge
     """
     for kernel in kernels:
         kernel.get()  # built here, once
-    how = isolation.way(kernels[0].device)
+    how = isolation.how_for(kernels[0].device)
     for kernel, wrong in isolation.run(kernels, _Testimony(of), how=how, limit=_LIMIT_S):
         yield kernel, bool(wrong)  # a Death is true
 
