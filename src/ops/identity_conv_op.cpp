@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
 #include "identity_conv/autograd.h"
 #include "identity_conv/checks.h"
@@ -51,9 +50,9 @@ struct Bytes<16> {
   Vector number;
 };
 
-template <class T>
-void put(T& to, const T& from) {
-  if constexpr (std::is_array_v<decltype(T::number)>) {
+template <size_t N>
+void put(Bytes<N>& to, const Bytes<N>& from) {
+  if constexpr (N == 8) {
     to = from;
   } else {
     to.number = from.number;
