@@ -636,13 +636,13 @@ def test_second_derivatives_of_narrow_dtypes_may_cancel() -> None:
     bench = SimpleNamespace(compare=close())
     theirs = torch.tensor([0.07, 5.0], dtype=torch.bfloat16)
     mine = torch.tensor([0.0, 5.0], dtype=torch.bfloat16)
-    assert gradients.derivatives_differ(bench, mine, theirs)
-    assert not gradients.derivatives_differ(bench, mine, theirs, cancels=True)
+    assert gradients._derivatives_differ(bench, mine, theirs)
+    assert not gradients._derivatives_differ(bench, mine, theirs, cancels=True)
     for wrong in (mine + 1, mine * 2):
-        assert gradients.derivatives_differ(bench, wrong, theirs, cancels=True)
-    assert gradients.derivatives_differ(bench, mine.double(), theirs.double(), cancels=True)
+        assert gradients._derivatives_differ(bench, wrong, theirs, cancels=True)
+    assert gradients._derivatives_differ(bench, mine.double(), theirs.double(), cancels=True)
     theirs = torch.tensor([torch.inf, 5.0], dtype=torch.float16)
-    assert gradients.derivatives_differ(bench, torch.tensor([torch.inf, 500.0]).half(), theirs, cancels=True)
+    assert gradients._derivatives_differ(bench, torch.tensor([torch.inf, 500.0]).half(), theirs, cancels=True)
 
 
 def test_what_rounding_does_to_the_reference_it_may_do_to_the_operator() -> None:
@@ -650,7 +650,7 @@ def test_what_rounding_does_to_the_reference_it_may_do_to_the_operator() -> None
 
     def differ(mine: list[float], theirs: list[float], truth: list[float]) -> str | None:
         narrow = (torch.tensor(each) for each in (mine, theirs))
-        return gradients.derivatives_differ(bench, *narrow, widely=lambda: torch.tensor(truth, dtype=torch.float64))
+        return gradients._derivatives_differ(bench, *narrow, widely=lambda: torch.tensor(truth, dtype=torch.float64))
 
     inf, nan = torch.inf, torch.nan
     assert not differ([1.003, 5.0, inf], [1.001, 5.0, inf], [1.0, 5.0, inf])

@@ -265,6 +265,15 @@ def difference(bench: Bench, actual: Any, expected: Any) -> str | None:
     return None
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Whether two results are of the same sizes, dtypes and bits."""
+    got, want = tensors_in(one), tensors_in(other)
+    return len(got) == len(want) and all(
+        (a.shape, a.dtype) == (b.shape, b.dtype) and same_bytes(raw(dense(a)), raw(dense(b)))
+        for a, b in zip(got, want, strict=True)
+    )
+
+
 @stage("values", of=BOTH)
 def surroundings(bench: Bench, start: int) -> None:
     """The values under no_grad, inference mode, autocast, another default dtype, deterministic algorithms."""
@@ -406,8 +415,8 @@ def deterministic(bench: Bench, start: int) -> None:
         first: list[torch.Tensor] | None = None
         for turn in range(150 if bench.full and call.plans[0].numel < 2000 else 20):
             bench.about_to(call)
-            now = [raw(dense(each)).clone() for each in tensors_in(bench.run(args, kwargs))]
-            if first is not None and any(not same_bytes(a, b) for a, b in zip(first, now, strict=True)):
+            now = [each.clone() for each in tensors_in(bench.run(args, kwargs))]
+            if first is not None and not _same(now, first):
                 bench.violate("deterministic", f"call {turn + 1} with the same input gave other bits", call)
                 return
             first = first or now
@@ -512,15 +521,6 @@ def _call_often(
                 right_one = kept
     except Exception as error:
         wrong.append(f"raised {describe(error)}")
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two results are of the same sizes, dtypes and bits."""
-    got, want = tensors_in(one), tensors_in(other)
-    return len(got) == len(want) and all(
-        (a.shape, a.dtype) == (b.shape, b.dtype) and same_bytes(raw(dense(a)), raw(dense(b)))
-        for a, b in zip(got, want, strict=True)
-    )
 
 
 def _within_a_call(bench: Bench) -> None:

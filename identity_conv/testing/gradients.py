@@ -27,7 +27,7 @@ _TIMES_THE_REFERENCES = 8
 _LARGEST_EXCUSED_ERROR = 0.01
 
 
-def derivatives_differ(
+def _derivatives_differ(
     bench: Bench,
     mine: torch.Tensor,
     theirs: torch.Tensor,
@@ -215,7 +215,7 @@ def compared(
             return f"{where}: expected {tuple(theirs.shape)} of {theirs.dtype}, got {tuple(mine.shape)} of {mine.dtype}"
         terms = max(1.0, summed / max(1, theirs.numel()))
         truth = functools.partial(_of, widely, index)
-        if text := derivatives_differ(bench, mine, theirs, terms=terms, cancels=cancels, widely=truth):
+        if text := _derivatives_differ(bench, mine, theirs, terms=terms, cancels=cancels, widely=truth):
             return f"{where}: {text}"
     return None
 
