@@ -152,6 +152,10 @@ def test_it_allocates_its_output_and_nothing_else() -> None:
         assert allocated == y.numel() * y.element_size(), fields
 
 
+#: More bytes than the kernel copies by its narrow vectors.
+LARGE = (1 << 20) + 1
+
+
 @pytest.mark.gpu
 class TestOnCuda:
     def test_more_than_2_to_the_31_elements(self) -> None:
@@ -186,30 +190,34 @@ class TestOnCuda:
     @pytest.mark.parametrize("offset", range(17))
     @pytest.mark.parametrize("width", [1, 2, 3, 15, 16, 17, 31, 64, 255])
     def test_every_alignment_of_start_pitch_and_width(self, offset: int, width: int) -> None:
-        memory = torch.arange(40_000, device="cuda").to(torch.uint8)
         for pitch in (width, width + 1, width + 5, width + 16):
-            rows = (memory.numel() - offset) // pitch
-            x = memory[offset : offset + rows * pitch].view(rows, pitch)[:, :width]
-            check(x)
+            for rows in (40_000 // pitch, LARGE // width + 3):
+                memory = torch.randint(0, 256, (offset + rows * pitch,), dtype=torch.uint8, device="cuda")
+                x = memory[offset:].view(rows, pitch)[:, :width]
+                y = op(x)
+                assert torch.equal(y, x)
+                assert y.stride() == torch.clone(x).stride()
 
+    @pytest.mark.parametrize("bits", [22, 26])
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64, torch.complex128], ids=str)
-    def test_every_way_of_reading_elements_that_lie_far_apart(self, dtype: torch.dtype) -> None:
-        numbers = torch.randint(0, 127, [(1 << 22) * dtype.itemsize], dtype=torch.uint8, device="cuda").view(dtype)
-        in_2s = numbers.view([2] * 22)
+    def test_every_way_of_reading_elements_that_lie_far_apart(self, dtype: torch.dtype, bits: int) -> None:
+        numbers = torch.randint(0, 127, [dtype.itemsize << bits], dtype=torch.uint8, device="cuda").view(dtype)
+        in_2s = numbers.view([2] * bits)
         for name, x in {
             "one of many": numbers[5::37],
             "short rows": numbers.view(-1, 64)[1:, 3:6],
             "rows of a few lines": numbers.view(-1, 1024)[1:, 3:43],
-            "6 dimensions": numbers.view(4, 8, 8, 16, 16, 64)[:, 1:, 1:, 1:, 1:, 1:3],
-            "11 dimensions": in_2s.permute(*range(0, 22, 2), *range(1, 22, 2))[(0,) * 11],
-            "columns": numbers.view(4096, 1024)[:, 1:].t()[::7],
+            "6 dimensions": numbers.view(-1, 8, 8, 16, 16, 64)[:, 1:, 1:, 1:, 1:, 1:3],
+            "11 dimensions and more": in_2s.permute(*range(0, bits, 2), *range(1, bits, 2))[(0,) * (bits // 2)],
+            "columns": numbers.view(-1, 1024)[:, 1:].t()[::7],
             "each thrice": numbers[::9].unsqueeze(1).expand(-1, 3),
-            "a few again and again": numbers.view(4096, 1024)[:261, 5].expand(9001, -1),
+            "a few again and again": numbers.view(-1, 1024)[:261, 5].expand(9001, -1),
         }.items():
             y = op(x)
             assert torch.equal(y, x), name
             assert y.stride() == torch.clone(x).stride(), name
 
-    def test_rank_beyond_the_usual(self) -> None:
-        x = torch.randn([4] * 9, device="cuda")[:, 1:, ::2, 1:, :, :-1, ::3, 1:, 1:]
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+    def test_rank_beyond_the_usual(self, dtype: torch.dtype) -> None:
+        x = torch.randn([4] * 9, dtype=dtype, device="cuda")[:, 1:, ::2, 1:, :, :-1, ::3, 1:, 1:]
         check(x)
