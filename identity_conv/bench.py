@@ -261,7 +261,7 @@ def _layouts() -> Iterator[Comparison]:
 
 
 def drawn_views(device: str, count: int = 200, seed: int = 0) -> Iterator[Any]:
-    """Views of all sorts, up to 64 MiB on a GPU and 8 MiB on the CPU: the layouts that nobody thought of."""
+    """Views of all sorts, 1 KiB to 64 MiB on a GPU and 128 B to 8 MiB on the CPU: the layouts that nobody thought of."""
     import torch
 
     draws = random.Random(seed)
@@ -270,7 +270,7 @@ def drawn_views(device: str, count: int = 200, seed: int = 0) -> Iterator[Any]:
     for _ in range(count):
         dtype, rank = draws.choice(dtypes), draws.randint(1, 5)
         # The logarithm of the size in elements, shared out over the dimensions.
-        total = math.log2(most / dtype.itemsize) - draws.uniform(0, 4)
+        total = math.log2(most / dtype.itemsize) - draws.uniform(0, 16)
         cuts = sorted(draws.uniform(0, total) for _ in range(rank - 1))
         shares = [high - low for low, high in itertools.pairwise([0, *cuts, total])]
         sizes = [max(1, int(2**share)) for share in shares]

@@ -130,6 +130,23 @@ void repeat(T* dst, int64_t period, int64_t count) {
 // slow to load.
 constexpr int64_t kStoredBytes = 512;
 
+// Rows of one element each, `pitch` apart, which is stored `count` times.
+template <class T>
+void repeat_elements(const T* src, int64_t pitch, T* dst, int64_t count, int64_t rows) {
+  const int64_t first = std::min<int64_t>(count, kStoredBytes / sizeof(T));
+  for (int64_t row = 0; row < rows; ++row, src += pitch, dst += count) {
+    const T element = *src;
+    // By hand: the pragma alone puts what is left over first, by a branch for each of 7.
+    int64_t i = 0;
+    for (; i + 8 <= first; i += 8) {
+#pragma GCC unroll 8
+      for (int64_t v = 0; v < 8; ++v) put(dst[i + v], element);
+    }
+    for (; i < first; ++i) put(dst[i], element);
+    if (first < count) repeat(dst, first, count);
+  }
+}
+
 // kCount > 0 is `count` known when compiling: rows of a few elements are common (the channels of an
 // image) and a loop that counts costs more than they do.
 template <int kCount, class T>
@@ -139,11 +156,7 @@ void copy_row(const T* src, int64_t stride, T* dst, int64_t count) {
   } else if (stride == 1) {
     copy_dense_rows(src, 0, dst, count, 1);
   } else if (stride == 0) {
-    const T element = *src;
-    const int64_t first = std::min<int64_t>(count, kStoredBytes / sizeof(T));
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < first; ++i) put(dst[i], element);
-    repeat(dst, first, count);
+    repeat_elements(src, 0, dst, count, 1);
   } else if (stride == 2) {
     // Known when compiling, it is done by vectors.
     for (int64_t i = 0; i < count; ++i) put(dst[i], src[i * 2]);
@@ -169,6 +182,8 @@ void copy_rows(const T* src, int64_t stride, int64_t pitch, T* dst, int64_t coun
     copy_rows_of<0>(src, stride, pitch, dst, count, first);
     return repeat(dst, first * count, rows * count);
   }
+  if (stride == 0 && count > 4) return repeat_elements(src, pitch, dst, count, rows);
+  if (stride == 1 && count > 4) return copy_dense_rows(src, pitch, dst, count, rows);
   switch (count) {
     case 2:
       return copy_rows_of<2>(src, stride, pitch, dst, count, rows);
@@ -176,8 +191,15 @@ void copy_rows(const T* src, int64_t stride, int64_t pitch, T* dst, int64_t coun
       return copy_rows_of<3>(src, stride, pitch, dst, count, rows);
     case 4:
       return copy_rows_of<4>(src, stride, pitch, dst, count, rows);
+    case 5:
+      return copy_rows_of<5>(src, stride, pitch, dst, count, rows);
+    case 6:
+      return copy_rows_of<6>(src, stride, pitch, dst, count, rows);
+    case 7:
+      return copy_rows_of<7>(src, stride, pitch, dst, count, rows);
+    case 8:
+      return copy_rows_of<8>(src, stride, pitch, dst, count, rows);
     default:
-      if (stride == 1) return copy_dense_rows(src, pitch, dst, count, rows);
       return copy_rows_of<0>(src, stride, pitch, dst, count, rows);
   }
 }
@@ -224,9 +246,13 @@ void copy_range(CopyLayout layout, const T* src, T* dst, int64_t begin, int64_t 
 template <size_t N>
 void copy_elements(const CopyLayout& layout, const void* src, void* dst) {
   using T = Bytes<N>;
-  // Below this a second thread costs more than it brings.
+  // Below this a second thread costs more than it brings. Elements that aren't side by side take
+  // longer each.
   constexpr int64_t kGrainElements = 128 * 1024 / N;
-  at::parallel_for(0, layout.numel, kGrainElements, [&](int64_t begin, int64_t end) {
+  constexpr int64_t kApartElements = 32 * 1024;
+  const int64_t grain =
+      layout.is_contiguous() ? kGrainElements : std::min(kGrainElements, kApartElements);
+  at::parallel_for(0, layout.numel, grain, [&](int64_t begin, int64_t end) {
     copy_range(layout, static_cast<const T*>(src), static_cast<T*>(dst), begin, end);
   });
 }
