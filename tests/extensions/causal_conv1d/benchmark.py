@@ -53,9 +53,10 @@ def check(name: str, got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
 def comparisons(device: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> Iterator[bench.Comparison]:
     """Forward and backward, of rows and of channels-last, each beside every baseline."""
     ops = Extension("causal_conv1d", sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.cu")])).load().ops
-    functions = {"torch eager": eager} | ({"torch.compile": torch.compile(eager)} if device == "cuda" else {})
     weight = torch.randn(shape[1], WIDTH, dtype=dtype, device=device)
     for layout in ("rows", "channels-last"):
+        torch.compiler.reset()  # else each is one of eight at most, and torch would go on in eager
+        functions = {"torch eager": eager} | ({"torch.compile": torch.compile(eager)} if device == "cuda" else {})
         x, dy = (torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
         if layout == "channels-last":
             x, dy = (each.transpose(1, 2).contiguous().transpose(1, 2) for each in (x, dy))
