@@ -261,7 +261,7 @@ def _layouts() -> Iterator[Comparison]:
 
 
 def drawn_views(device: str, count: int = 200, seed: int = 0) -> Iterator[Any]:
-    """Views of all sorts, 1 KiB to 64 MiB on a GPU and 128 B to 8 MiB on the CPU: layouts nobody thought of."""
+    """Views of all sorts, of some bytes up to 64 MiB on a GPU and 8 MiB on the CPU: the layouts nobody thought of."""
     import torch
 
     draws = random.Random(seed)

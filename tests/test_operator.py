@@ -153,7 +153,7 @@ def test_it_allocates_its_output_and_nothing_else() -> None:
 
 
 #: More bytes than the kernel copies by its narrow vectors.
-LARGE = (1 << 20) + 1
+LARGE = (2 << 20) + 1
 
 
 @pytest.mark.gpu

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import gc
 import itertools
 import random
@@ -604,7 +605,12 @@ def leaks(bench: Bench, start: int) -> None:
         for _ in range(20):
             bench.run(args, kwargs)
         turns = 60
-        grown = _grown(bench, call, args, kwargs, turns)
+        # Of a GPU only what all processes hold is known.
+        grown = memory.kept(
+            functools.partial(_resident, bench.device),
+            functools.partial(_again, bench, call, args, kwargs, turns),
+            looks=1 if bench.device == "cpu" else 3,
+        )
         if size and grown > turns * max(size / 2, _LEAST_LEAK_BYTES):
             bench.violate(
                 "leak", f"{counted(turns, 'call')} kept {grown >> 20} MiB, {counted(grown // turns, 'byte')} each", call
@@ -615,19 +621,10 @@ def leaks(bench: Bench, start: int) -> None:
 _LEAST_LEAK_BYTES = 16 << 10
 
 
-def _grown(bench: Bench, call: Call, args: Any, kwargs: Any, turns: int) -> int:
-    """The bytes that `turns` calls keep: the median of three times.
-
-    Of a GPU only what all processes hold is known, and others come and go.
-    """
-    grown = []
-    for _ in range(3):
-        before = _resident(bench.device)
-        for _ in range(turns):
-            bench.about_to(call)
-            bench.run(args, kwargs)
-        grown.append(_resident(bench.device) - before)
-    return sorted(grown)[1]
+def _again(bench: Bench, call: Call, args: Any, kwargs: Any, turns: int) -> None:
+    for _ in range(turns):
+        bench.about_to(call)
+        bench.run(args, kwargs)
 
 
 def _resident(device: str) -> int:

@@ -7,7 +7,7 @@ import ctypes
 import functools
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -282,3 +282,13 @@ def _fenced_bytes(size: int, device: torch.device, before: bool, number: int) ->
 def _offset(memory: torch.Tensor, x: torch.Tensor) -> int:
     assert memory.storage_offset() % x.element_size() == 0
     return int(memory.storage_offset()) // x.element_size()
+
+
+def kept(held: Callable[[], int], work: Callable[[], None], looks: int) -> int:
+    """How many bytes more are `held` after `work`: the median of so many looks, since others may come and go."""
+    found = []
+    for _ in range(looks):
+        before = held()
+        work()
+        found.append(held() - before)
+    return sorted(found)[looks // 2]

@@ -168,10 +168,10 @@ def large(dtypes: Sequence[torch.dtype]) -> Iterator[TensorPlan]:
             ((4, 30, 66, 20), {"memory_format": torch.channels_last, "padding": (0, 0, 0, 3)}),
             ((4, 30, 66, 20), {"permutation": (3, 1, 0, 2)}),
             ((3, 5, 7, 40, 40), {"step": (1, 2, 1, 1, 2)}),
-            # Over a million elements.
-            ((1031, 1025), {}),
-            ((1031, 1025), {"permutation": (1, 0)}),
-            ((1031, 1025), {"padding": (0, 1)}),
+            # Over two million elements.
+            ((2063, 1025), {}),
+            ((2063, 1025), {"permutation": (1, 0)}),
+            ((2063, 1025), {"padding": (0, 1)}),
         ):
             yield from _plan(shape, dtype, fields)
 

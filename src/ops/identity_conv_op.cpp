@@ -246,12 +246,11 @@ void copy_range(CopyLayout layout, const T* src, T* dst, int64_t begin, int64_t 
 template <size_t N>
 void copy_elements(const CopyLayout& layout, const void* src, void* dst) {
   using T = Bytes<N>;
-  // Below this a second thread costs more than it brings. Elements that aren't side by side take
-  // longer each.
+  // Below this a second thread costs more than it brings. Elements in steps take longer each.
   constexpr int64_t kGrainElements = 128 * 1024 / N;
-  constexpr int64_t kApartElements = 32 * 1024;
-  const int64_t grain =
-      layout.is_contiguous() ? kGrainElements : std::min(kGrainElements, kApartElements);
+  constexpr int64_t kSteppedElements = 32 * 1024;
+  const bool stepped = layout.rank > 0 && layout.stride[0] > 1;
+  const int64_t grain = stepped ? std::min(kGrainElements, kSteppedElements) : kGrainElements;
   at::parallel_for(0, layout.numel, grain, [&](int64_t begin, int64_t end) {
     copy_range(layout, static_cast<const T*>(src), static_cast<T*>(dst), begin, end);
   });

@@ -3,13 +3,13 @@
 // Reference: torch.clone. Bytes moved: numel * element_size read and as many written; the card's
 // memory bandwidth is the limit.
 //
-// Every thread stores one aligned vector of y, most often of 16 bytes, the widest store there is,
-// and builds it from x by the cheapest way that serves. Where x is contiguous over the vector that
-// is one load, or, off a 16-byte boundary, the aligned 4-byte words around it and a funnel shift.
-// Where x's rows are stepped, or end within the vector, it is element by element, by coordinates
-// that are counted on; and where those elements lie far apart, each warp gathers what its vectors
-// are made of in the order of memory. Only bits move, so a kernel is made for each element size,
-// not for each dtype.
+// Every thread stores one aligned vector of y, of 16 bytes, the widest store there is, and builds
+// it from x by the cheapest way that serves. Where x is contiguous over the vector that is one
+// load, or, off a 16-byte boundary, the aligned 4-byte words around it and a funnel shift. Where
+// x's rows are stepped, or end within the vector, it is element by element, by coordinates that are
+// counted on; and where those elements lie far apart, each warp gathers what its vectors are made
+// of in the order of memory. Of little, a thread stores 4 bytes. Only bits move, so a kernel is
+// made for each element size, not for each dtype.
 
 #include <cuda_runtime_api.h>
 
@@ -314,18 +314,17 @@ bool gathers(const CopyLayout& layout) {
          lines_of(layout, sizeof(T), layout.numel) > kCached;
 }
 
-// Vectors of 4 bytes serve where those of 16 are too few to fill a card, and where small elements
-// of many dimensions would be gathered: their divisions take longer than a short walk. On an H200,
-// of torch.clone's time: for few bytes 0.64 to 1.00, with 16 0.72 to 2.1; beyond those, and with
-// many dimensions, 0.52 to 0.85, gathered 0.99 to 1.24.
+// Vectors of 4 bytes, put together element by element: what they save is time, not loads. They
+// serve where those of 16 are too few to fill a card, and where small elements of many dimensions
+// would be gathered: their divisions take longer than a short walk. On an H200, of torch.clone's
+// time: for few bytes 0.64 to 1.00, with 16 0.72 to 2.1; beyond those, and with many dimensions,
+// 0.52 to 0.85, gathered 0.99 to 1.24.
 using Narrow = uint32_t;
 
 template <class T>
-bool is_narrow(const CopyLayout& layout, bool gathered) {
-  constexpr bool kSmall = sizeof(T) < sizeof(Narrow);
-  constexpr int64_t kFewBytes = int64_t{kSmall ? 2 : 1} << 20;
-  return layout.numel * int64_t{sizeof(T)} <= kFewBytes ||
-         (kSmall && gathered && layout.rank > kUsualRank);
+bool is_few(const CopyLayout& layout) {
+  constexpr int64_t kFewBytes = int64_t{sizeof(T) < sizeof(Narrow) ? 2 : 1} << 20;
+  return layout.numel * int64_t{sizeof(T)} <= kFewBytes;
 }
 
 struct Launch {
@@ -338,7 +337,7 @@ struct Launch {
   int operator()(void (*kernel)(From, T*, int64_t), From from, int64_t numel,
                  int elements = Vector<T>::kParts) const {
     const int64_t block = int64_t{kThreads} * elements;
-    // 2^31 - 1 blocks of 4 KiB: more than any card's memory.
+    // 2^31 - 1 blocks of 1 KiB and more: more than any card's memory.
     const auto blocks = static_cast<unsigned>((numel + block - 1) / block);
     kernel<<<blocks, kThreads, 0, stream>>>(from, static_cast<T*>(dst), numel);
     return cudaGetLastError();
@@ -359,14 +358,20 @@ int launch_strided(const CopyLayout& layout, const Launch& launch) {
       return launch(&copy_repeated<Index, kRank>, source, layout.numel, kRepeated);
     }
   } else if constexpr (kRank <= kManyRank) {
-    const bool gathered = gathers<T>(layout);
-    if constexpr (sizeof(T) <= sizeof(Narrow) && sizeof(Index) == sizeof(uint32_t)) {
-      if (is_narrow<T>(layout, gathered)) {
+    // More than 2^31 elements fill any card by wide vectors.
+    constexpr bool kMayBeNarrow = sizeof(T) <= sizeof(Narrow) && sizeof(Index) == 4;
+    constexpr bool kWalks = kMayBeNarrow && sizeof(T) < sizeof(Narrow) && kRank > kUsualRank;
+    if constexpr (kMayBeNarrow) {
+      if (is_few<T>(layout) || (kWalks && gathers<T>(layout))) {
         return launch(&copy_strided<T, Narrow, Index, kRank>, source, layout.numel,
                       Vector<T, Narrow>::kParts);
       }
     }
-    if (gathered) return launch(&copy_gathered<T, Index, kRank>, source, layout.numel);
+    if constexpr (!kWalks) {
+      if (gathers<T>(layout)) {
+        return launch(&copy_gathered<T, Index, kRank>, source, layout.numel);
+      }
+    }
   }
   return launch(&copy_strided<T, uint4, Index, kRank>, source, layout.numel);
 }

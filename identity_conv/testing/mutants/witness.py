@@ -475,18 +475,17 @@ def device_left(op: Any) -> bool:
 
 
 def keeps_gpu_memory(op: Any) -> bool:
-    """Twenty calls leave less of the GPU's memory free, by half of their outputs; most often, as others use it too."""
+    """Twenty calls leave less of the GPU's memory free, by half of their outputs."""
     x = torch.ones(1 << 24, device="cuda")
 
-    def free() -> int:
+    def held() -> int:
         torch.cuda.synchronize()
-        return torch.cuda.mem_get_info()[0]
+        free, total = torch.cuda.mem_get_info()
+        return total - free
 
-    op(x)
-    taken = []
-    for _ in range(3):
-        before = free()
+    def work() -> None:
         for _ in range(20):
             op(x)
-        taken.append(before - free())
-    return sorted(taken)[1] > 10 * x.nbytes
+
+    op(x)
+    return memory.kept(held, work, looks=3) > 10 * x.nbytes
