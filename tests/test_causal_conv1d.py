@@ -106,6 +106,23 @@ def test_silu_where_its_tail_has_ended(ext: Extension, device: str) -> None:
     assert_close("dx", mine.grad, theirs.grad.double().cpu())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("shape", "in_columns"), [((8, 2048, 2304), False), ((16, 4096, 1600), True)], ids=["rows", "columns"]
+)
+def test_backward_of_so_much_that_the_walks_are_as_long_as_they_get(ext: Extension, shape, in_columns: bool) -> None:
+    x, dy = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    weight = torch.randn(shape[1], 4, dtype=torch.bfloat16, device="cuda")
+    wanted = [each.float().requires_grad_() for each in (x, weight)]
+    torch.autograd.backward(reference(*wanted, silu=True)[0], dy.float())
+    if in_columns:
+        x, dy = columns(x), columns(dy)
+    found = ext.ops.backward(dy, None, x, weight, None, None, True)[:2]
+    for name, mine, theirs in zip(("dx", "dweight"), found, wanted, strict=True):
+        error = (mine.float() - theirs.grad).abs().max()
+        assert error <= TOLERANCE[mine.dtype] * (1 + theirs.grad.abs().max()), f"{name}: {error}"
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_values_and_gradients(ext: Extension, device: str, seed: int) -> None:
     draw = random.Random(seed)

@@ -8,7 +8,6 @@ How it is timed is identity_conv.bench's: pairs by turns, and on a GPU an empty 
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -55,7 +54,8 @@ def comparisons(device: str, dtype: torch.dtype, shape: tuple[int, int, int]) ->
     ops = Extension("causal_conv1d", sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.cu")])).load().ops
     weight = torch.randn(shape[1], WIDTH, dtype=dtype, device=device)
     for layout in ("rows", "channels-last"):
-        torch.compiler.reset()  # else each is one of eight at most, and torch would go on in eager
+        if device == "cuda":
+            torch.compiler.reset()  # after eight compilations of one function torch goes on without
         functions = {"torch eager": eager} | ({"torch.compile": torch.compile(eager)} if device == "cuda" else {})
         x, dy = (torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
         if layout == "channels-last":
@@ -65,7 +65,12 @@ def comparisons(device: str, dtype: torch.dtype, shape: tuple[int, int, int]) ->
             leaves = [each.detach().requires_grad_() for each in (x, weight)]
             return partial(torch.autograd.grad, function(*leaves), leaves, dy, retain_graph=True)
 
-        backwards = {name: gradients(function, x, weight, dy) for name, function in functions.items()}
+        # So that the backward of a compiled graph, which is compiled as late as its first run, may be run again.
+        # Seen in torch 2.11, 2.13 and 2.14.
+        with functorch_config.patch(donated_buffer=False):
+            backwards = {name: gradients(function, x, weight, dy) for name, function in functions.items()}
+            for each in backwards.values():
+                each()
         exact = [each.to(torch.float64 if device == "cpu" else torch.float32) for each in (x, weight, dy)]
 
         name = f"{device} forward {layout} {shape}"
@@ -97,10 +102,8 @@ def main(device: str, file: Path | None) -> None:
         raise click.UsageError("device must be one that torch sees, got cuda, and it sees no GPU")
     dtype, shapes = SIZES[device]
     found = []
-    # So that the backward of a compiled graph may be run again: a graph's is compiled as late as its first run.
-    # Seen in torch 2.11, 2.13 and 2.14.
-    with functorch_config.patch(donated_buffer=False):
-        for each in itertools.chain.from_iterable(comparisons(device, dtype, shape) for shape in shapes):
+    for shape in shapes:
+        for each in comparisons(device, dtype, shape):
             found.append(each)
             click.echo(f"{each.name}: {each.ratio:.3f} of {each.baseline}", err=True)
     record = bench.record(found)
