@@ -73,7 +73,7 @@ def notebooks(session: nox.Session) -> None:
     executed = Path(session.create_tmp()) / "notebooks"
     shutil.rmtree(executed, ignore_errors=True)
     shutil.copytree("notebooks", executed)
-    session.run("pytest", "--nbmake", "--overwrite", *sorted(map(str, executed.glob("*.ipynb"))))
+    session.run("pytest", *PARALLEL, "--nbmake", "--overwrite", *sorted(map(str, executed.glob("*.ipynb"))))
     session.run("python", "tests/support_notebooks.py", "notebooks", str(executed), *session.posargs)
 
 
