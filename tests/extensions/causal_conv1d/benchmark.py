@@ -54,9 +54,10 @@ def comparisons(device: str, dtype: torch.dtype, shape: tuple[int, int, int]) ->
     ops = Extension("causal_conv1d", sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.cu")])).load().ops
     weight = torch.randn(shape[1], WIDTH, dtype=dtype, device=device)
     for layout in ("rows", "channels-last"):
+        functions = {"torch eager": eager}
         if device == "cuda":
             torch.compiler.reset()  # after eight compilations of one function torch goes on without
-        functions = {"torch eager": eager} | ({"torch.compile": torch.compile(eager)} if device == "cuda" else {})
+            functions["torch.compile"] = torch.compile(eager)
         x, dy = (torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
         if layout == "channels-last":
             x, dy = (each.transpose(1, 2).contiguous().transpose(1, 2) for each in (x, dy))
